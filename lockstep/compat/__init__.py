@@ -1,4 +1,4 @@
-"""Old names of the package `lockstep_sb3`, which runs programs written for Stable-Baselines3."""
+"""Old names of the package `lockstep_sb3`, which runs programs that were written for Stable-Baselines3."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from lockstep.state.moved import moved_name
 _MOVED = dict.fromkeys(("A2C", "DQN", "PPO", "SAC", "TD3", "TQC"), "lockstep_sb3")
 
 
-def door_of_sb3() -> ModuleType:
-    """Return the package `lockstep_sb3`, imported.
+def import_sb3() -> ModuleType:
+    """Import the package `lockstep_sb3`, and return it.
 
     Raises:
-        ModuleNotFoundError: it is not installed. The message says how to install it.
+        ModuleNotFoundError: the package is not installed. The message says how to install it.
     """
     try:
         return importlib.import_module("lockstep_sb3")
     except ModuleNotFoundError as error:
-        if error.name != "lockstep_sb3":
+        if error.name != "lockstep_sb3":  # the package is installed, but something that it imports is missing
             raise
         raise ModuleNotFoundError(
             "lockstep.compat.sb3 is a package of its own now, lockstep_sb3, which is not installed: "
@@ -30,7 +30,7 @@ def door_of_sb3() -> ModuleType:
 
 
 def __getattr__(name: str) -> Any:
-    """Find names that are in `lockstep_sb3` now."""
+    """Return an object of `lockstep_sb3` by its old name."""
     if name in _MOVED:
-        door_of_sb3()
+        import_sb3()
     return moved_name(__name__, name, _MOVED)

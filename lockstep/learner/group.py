@@ -523,6 +523,7 @@ class LearnerGroup:
         folders = read_checkpoint(Path(path))
         section = section or LearnersSection()
         build = partial(Learner.from_folders, folders, names=FileNames(path, {}, trust), **parts)
+        learner: Learner | LearnerBackend
         learner = cls.start_learners(build, section) if section.num_learners else build()
         group = cls(learner, section)
         group.last_checkpoint = str(Path(path).absolute())

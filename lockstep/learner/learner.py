@@ -124,7 +124,8 @@ class Learner(Generic[Training]):
     """Whether the learner trains a critic of states, which may observe more than the policy."""
     updates_targets_after_step: bool = False
     """Whether target networks are updated in `after_gradient_step`. With `framework(compile=True)` an algorithm that
-    learns from a replay buffer or offline needs this: compiled code leaves out what follows a gradient step."""
+    learns from a replay buffer or offline needs this: other code that follows an eager step is not called after a
+    compiled one."""
 
     def __init__(
         self,
@@ -188,9 +189,9 @@ class Learner(Generic[Training]):
         self.overridden_methods = frozenset(
             name for name in REPLACED_BY_FAST_PATHS if getattr(type(self), name) is not getattr(Learner, name)
         )
-        """Methods in `REPLACED_BY_FAST_PATHS` that a subclass overrides. Fast paths compute something else than such a
-        method, so they are not taken. Methods are compared, and not declared by the subclass, because a declaration
-        that was forgotten would train silently without the override."""
+        """Methods in `REPLACED_BY_FAST_PATHS` that a subclass overrides. A fast path that would leave such a method out
+        is not taken. Methods are compared here, and not declared by the subclass, because with a forgotten declaration
+        the learner would silently train without the override."""
         self._state = LearnerState(self)
 
     # -- construction ---
@@ -219,7 +220,7 @@ class Learner(Generic[Training]):
         # Networks are on their device before anything takes hold of their parameters.
         self._module = module.to(device=self.device, dtype=self.dtype)
         for module_id in module:
-            self._set_up(module_id)
+            self._prepare_module(module_id)
         self.built_connectors = dict(self.connectors)
         self.configure_optimizers()
         self.reset_compiled()
@@ -249,7 +250,7 @@ class Learner(Generic[Training]):
                 f"{type(self).__name__}._is_module_compatible_with_learner"
             )
 
-    def _set_up(self, module_id: str) -> None:
+    def _prepare_module(self, module_id: str) -> None:
         """Create everything that belongs to a module besides optimizers: connectors, coefficients, registered state."""
         connectors = self.connectors.setdefault(module_id, ModuleConnectors())
         self.module[module_id].acting_connectors = connectors.acting_names
@@ -258,9 +259,9 @@ class Learner(Generic[Training]):
             return
 
         # `self.reducer` is looked up at each call, since it is replaced when the number of learners changes.
-        several = self.reducer.world_size > 1
-        connectors.join = self._joined_moments if several else None
-        connectors.gather = (lambda value: self.reducer.gather(value)) if several else None
+        has_peers = self.reducer.world_size > 1
+        connectors.join = self._joined_moments if has_peers else None
+        connectors.gather = (lambda value: self.reducer.gather(value)) if has_peers else None
 
         config = self.config_of(module_id)
         for name in self.scheduled:
@@ -442,7 +443,7 @@ class Learner(Generic[Training]):
         self.gradient_watch.begin(self.module, self.registered, self.optimizers, columns)
 
         rng = self.streams.numpy("minibatches")
-        steps = steps_by_row(columns)
+        transitions = steps_by_row(columns)  # of sequences; a row of a module without memory is one
         # Algorithms that make their batch from episodes report the explained variance themselves.
         first_values = FirstValues({} if trajectories else columns)
         trained = dict.fromkeys(columns, 0)
@@ -450,12 +451,12 @@ class Learner(Generic[Training]):
         num_minibatches = 0
         num_rows_used = 0
         for minibatches in module_minibatches(plan.num_rows, options, rng):
-            own = [plan.own_rows(indices) for indices in minibatches]
-            for (rows, stand_ins), tensors in zip(own, rows_on_device(own, self.device)):
+            own_minibatches = [plan.own_rows(indices) for indices in minibatches]
+            for (rows, stand_ins), tensors in zip(own_minibatches, rows_on_device(own_minibatches, self.device)):
                 sizes = plan.own_sizes(rows, stand_ins)
                 for module_id, size in sizes.items():
-                    steps_of_rows = steps.get(module_id)
-                    trained[module_id] += size if steps_of_rows is None else int(steps_of_rows[rows[module_id]].sum())
+                    per_row = transitions.get(module_id)
+                    trained[module_id] += size if per_row is None else int(per_row[rows[module_id]].sum())
                 with self.in_step(sum(sizes.values()), stand_ins):
                     if self.compiled is None or not self.compiled.run(columns, tensors):
                         self._update(take_minibatch(columns, tensors))
@@ -577,8 +578,7 @@ class Learner(Generic[Training]):
 
     @property
     def row_values(self) -> dict[str, Tensor]:
-        """Value `[N]` of each own row of the present or last gradient step, by module id, if there are value
-        targets."""
+        """Value `[N]` of each own row with a value target in the present or last gradient step, by module id."""
         return self.step_context.values
 
     @row_values.setter
@@ -743,8 +743,7 @@ class Learner(Generic[Training]):
         return fwd_out, losses
 
     def _with_values(self, module_id: str, outputs: Outputs, columns: TensorColumns) -> Outputs:
-        """Return outputs in which `vf_preds` are computed by the module's `compute_values` as soon as a loss reads
-        them.
+        """Return outputs whose `vf_preds` are computed by the module's `compute_values` when a loss reads them.
 
         Modules without `compute_values`, and modules with memory, keep their outputs.
         """
@@ -764,8 +763,9 @@ class Learner(Generic[Training]):
         return 0 if module_id in self.stand_ins else num_items(next(iter(columns.values())))
 
     def forward_train(self, batch: dict[str, TensorColumns]) -> dict[str, Outputs]:
-        """Return the outputs of the networks by module id. With `mixed_precision` they are computed in bfloat16, and
-        returned in the learner's dtype.
+        """Return the outputs of the networks by module id.
+
+        With `mixed_precision` they are computed in bfloat16, and returned in the learner's dtype.
         """
         with self.mixed_precision():
             outputs = {module_id: self.module[module_id].forward_train(part) for module_id, part in batch.items()}
@@ -1125,7 +1125,7 @@ class Learner(Generic[Training]):
                 self.module_configs[module_id] = overridden
             if connectors is not None:
                 self.connectors[module_id] = connectors
-            self._set_up(module_id)
+            self._prepare_module(module_id)
             if not self.is_frozen(module_id):
                 self.configure_optimizers_for_module(module_id, self.config_of(module_id))
         except Exception:

@@ -1,4 +1,4 @@
-"""Version and dependencies of the package: both follow from the version of the library, which is written down once."""
+"""Version and dependencies of the package, which follow from the version of the library."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 
 class VersionOfLockstep(MetadataHookInterface):
-    """Gives this package the version of `lockstep-rl`, and makes it depend on just this version.
+    """Build hook that gives this package the version of `lockstep-rl`, and makes it depend on exactly this version.
 
-    Both are built on the same revision of the repository. In an sdist, hatchling reads them from `PKG-INFO` instead.
+    Both packages are built from the same revision of the repository. In an sdist, hatchling reads both fields from
+    `PKG-INFO` instead.
     """
 
     def update(self, metadata: dict[str, Any]) -> None:
-        """Write both fields, which `pyproject.toml` calls dynamic."""
+        """Set both fields, which `pyproject.toml` declares as dynamic."""
         text = (Path(self.root).parents[1] / "lockstep" / "_version.py").read_text()
-        found = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
-        if found is None:
+        match = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
+        if match is None:
             raise ValueError("lockstep/_version.py has no line __version__ = '...'")
-        metadata["version"] = found[1]
-        metadata["dependencies"] = [f"lockstep-rl=={found[1]}"]
+        metadata["version"] = match[1]
+        metadata["dependencies"] = [f"lockstep-rl=={match[1]}"]

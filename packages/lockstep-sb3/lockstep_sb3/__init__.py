@@ -1,4 +1,4 @@
-"""Stable-Baselines3's names on Lockstep: `from lockstep_sb3 import PPO` (docs/sb3.md)."""
+"""Lockstep with the names of Stable-Baselines3: `from lockstep_sb3 import PPO` (docs/sb3.md)."""
 
 import sys
 
@@ -8,6 +8,7 @@ from lockstep_sb3.algorithms import A2C, DQN, PPO, SAC, TD3, TQC
 
 __all__ = ["A2C", "DQN", "PPO", "SAC", "TD3", "TQC"]
 
-for name in ("a2c", "dqn", "ppo", "sac", "td3", "tqc"):  # as `stable_baselines3.sac.policies`
+# Stable-Baselines3 has a module for each algorithm, such as `stable_baselines3.sac.policies`.
+for name in ("a2c", "dqn", "ppo", "sac", "td3", "tqc"):
     sys.modules |= {f"{__name__}.{name}": algorithms, f"{__name__}.{name}.policies": policies}
 sys.modules[f"{__name__}.common.policies"] = policies

@@ -1,4 +1,4 @@
-"""The algorithms: options with the names and defaults of Stable-Baselines3, and what they are called here."""
+"""Algorithms with the option names and defaults of Stable-Baselines3, and their translation to Lockstep's options."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ from lockstep_sb3.common.utils import LinearSchedule
 
 @dataclass(eq=False, repr=False)
 class _OnPolicy(BaseAlgorithm):
-    """Learns from each rollout once."""
+    """Algorithm that trains on each rollout once."""
 
-    activation, has_q, adam_epsilon, sde_log_std, log_interval = nn.Tanh, False, 1e-5, 0.0, 1
+    activation = nn.Tanh
+    has_q = False
+    adam_epsilon = 1e-5
+    sde_log_std = 0.0
+    log_interval = 1
 
     n_steps: int = 2048
     gae_lambda: float = option(0.95, "training.lambda_")
@@ -35,17 +39,20 @@ class _OnPolicy(BaseAlgorithm):
     rollout_buffer_kwargs: Any = option(None, None)
 
     def set_options(self, config: Any, kwargs: dict[str, Any]) -> None:
-        shares = self.is_cnn and not kwargs.get("net_arch")
-        model = {"orthogonal_init": kwargs.pop("ortho_init", True), "vf_share_layers": shares}
+        # Policy and value function of Stable-Baselines3 share the convolutions, and have no layers after them by
+        # default.
+        shares_layers = self.is_cnn and not kwargs.get("net_arch")
+        model = {"orthogonal_init": kwargs.pop("ortho_init", True), "vf_share_layers": shares_layers}
         config.rl_module(model_config={**model, "log_std_init": float(kwargs.pop("log_std_init", 0.0))})
         config.training(train_batch_size=self.n_steps * self.n_envs)
-        config.training(vf_loss_coeff=2.0 * self.vf_coef)  # of half squares
+        config.training(vf_loss_coeff=2.0 * self.vf_coef)  # Lockstep's value loss is half the squared error
 
     def make_buffer(self) -> None:
         return None
 
     def make_trainer(self, **options: Any) -> OnpolicyTrainer:
-        options |= {"step_per_collect": self.n_steps * self.n_envs, "batch_size": self.config.training.minibatch_size}
+        options["step_per_collect"] = self.n_steps * self.n_envs
+        options["batch_size"] = self.config.training.minibatch_size
         return OnpolicyTrainer(repeat_per_collect=self.config.training.num_epochs, **options)
 
     def log_unit(self) -> int:
@@ -54,7 +61,10 @@ class _OnPolicy(BaseAlgorithm):
 
 @dataclass(eq=False, repr=False)
 class PPO(_OnPolicy):
-    """Proximal policy optimisation. Clipped value errors count where they are larger, which is OpenAI's form."""
+    """Proximal policy optimization.
+
+    With `clip_range_vf` the value loss is the larger one of the clipped and the unclipped error, as at OpenAI.
+    """
 
     algorithm = "ppo"
 
@@ -74,7 +84,8 @@ class PPO(_OnPolicy):
 class A2C(_OnPolicy):
     """Synchronous advantage actor-critic."""
 
-    algorithm, log_interval = "a2c", 100
+    algorithm = "a2c"
+    log_interval = 100
 
     learning_rate: Rate = option(7e-4, "training.lr")
     n_steps: int = 5
@@ -93,7 +104,7 @@ class A2C(_OnPolicy):
 
 
 class ReplayView:
-    """A replay buffer, by the names of Stable-Baselines3."""
+    """Replay buffer with the method names of Stable-Baselines3."""
 
     def __init__(self, buffer: ReplayBuffer) -> None:
         self.lockstep = buffer
@@ -105,7 +116,7 @@ class ReplayView:
 
 @dataclass(eq=False, repr=False)
 class _OffPolicy(BaseAlgorithm):
-    """Learns from what is remembered."""
+    """Algorithm that trains on samples of a replay buffer."""
 
     widths = (256, 256)
 
@@ -123,15 +134,15 @@ class _OffPolicy(BaseAlgorithm):
     use_sde_at_warmup: bool = option(False, None)
 
     @property
-    def rhythm(self) -> tuple[int, str]:
-        """How many steps of all environments, "step", or episodes, "episode", lie between two updates."""
+    def train_frequency(self) -> tuple[int, str]:
+        """Number and unit of the steps between two updates: steps of all environments ("step"), or "episode"s."""
         frequency: Any = self.train_freq
         return (frequency, "step") if isinstance(frequency, int) else (int(frequency[0]), str(frequency[1]))
 
     @property
     def updates_per_step(self) -> float:
-        """Gradient steps for each environment step."""
-        frequency, unit = self.rhythm
+        """Number of gradient steps for each environment step. `gradient_steps=-1` is one for each."""
+        frequency, unit = self.train_frequency
         if self.gradient_steps == 0 or (unit == "episode" and self.gradient_steps > 0):
             self.refuse(f"gradient_steps={self.gradient_steps} with train_freq={self.train_freq}", "give -1")
         return 1.0 if self.gradient_steps < 0 else self.gradient_steps / (frequency * self.n_envs)
@@ -150,6 +161,7 @@ class _OffPolicy(BaseAlgorithm):
             config.rl_module(model_config={"num_critics": kwargs.pop("n_critics", 2)})
 
     def _set_noise(self, config: Any, noise: NormalActionNoise) -> None:
+        """Set the exploration that `action_noise` describes."""
         sigmas = np.unique(np.asarray(noise.sigma, float)).tolist()
         if np.any(np.asarray(noise.mean)) or len(sigmas) != 1:
             self.refuse(f"action_noise={noise}", "its mean is 0, and sigma the same in all directions")
@@ -164,22 +176,22 @@ class _OffPolicy(BaseAlgorithm):
         return self.config.build_replay_buffer(self.n_envs, connectors=connectors)
 
     def make_trainer(self, **options: Any) -> OffpolicyTrainer:
-        frequency, unit = self.rhythm
+        frequency, unit = self.train_frequency
         options |= {f"{unit}_per_collect": frequency * (self.n_envs if unit == "step" else 1)}
         options |= {"update_per_step": self.updates_per_step, "learning_starts": self.learning_starts}
         return OffpolicyTrainer(batch_size=self.batch_size, **options)
 
     @property
     def replay_buffer(self) -> ReplayView:
-        """What is remembered."""
+        """Replay buffer."""
         return ReplayView(self.buffer)
 
     def save_replay_buffer(self, path: Any) -> None:
-        """Write what is remembered to a folder of this name."""
+        """Save the replay buffer to a folder."""
         self.buffer.save(path)
 
     def load_replay_buffer(self, path: Any, truncate_last_traj: bool = True) -> None:
-        """Remember what `save_replay_buffer` wrote."""
+        """Restore the replay buffer from a folder of `save_replay_buffer`."""
         self.buffer.set_state(ReplayBuffer.load(path).get_state())
 
     def log_unit(self) -> int:
@@ -188,9 +200,11 @@ class _OffPolicy(BaseAlgorithm):
 
 @dataclass(eq=False, repr=False)
 class DQN(_OffPolicy):
-    """Deep Q-learning, with one network's errors clipped at 1, and without double Q-learning."""
+    """Deep Q-learning with the Huber loss, and without double Q-learning."""
 
-    algorithm, widths, has_q = "dqn", (64, 64), False
+    algorithm = "dqn"
+    widths = (64, 64)
+    has_q = False
 
     learning_rate: Rate = option(1e-4, "training.lr")
     batch_size: int = option(32, "training.train_batch_size")
@@ -204,13 +218,14 @@ class DQN(_OffPolicy):
 
     def set_options(self, config: Any, kwargs: dict[str, Any]) -> None:
         super().set_options(config, kwargs)
-        # in environment steps there, but between two steps nothing is learned: so in whole rounds of gradient steps
-        in_round = self.train_freq * self.n_envs if isinstance(self.train_freq, int) else 1
-        rounds = max(1, round(self.target_update_interval / in_round))
-        every = max(1, round(rounds * in_round * self.updates_per_step))
-        line = (self.exploration_initial_eps, self.exploration_final_eps, self.exploration_fraction)
-        config.training(double_q=False, huber_delta=1.0, target_update_interval=every)
-        config.training(epsilon=self.over_steps(LinearSchedule(*line)))
+        # Stable-Baselines3 counts the interval in environment steps, Lockstep in gradient steps. Between two updates
+        # nothing is trained, so the interval is rounded to whole rounds of `train_freq` steps.
+        steps_per_round = self.train_freq * self.n_envs if isinstance(self.train_freq, int) else 1
+        rounds = max(1, round(self.target_update_interval / steps_per_round))
+        interval = max(1, round(rounds * steps_per_round * self.updates_per_step))
+        config.training(double_q=False, huber_delta=1.0, target_update_interval=interval)
+        epsilon = LinearSchedule(self.exploration_initial_eps, self.exploration_final_eps, self.exploration_fraction)
+        config.training(epsilon=self.over_steps(epsilon))
 
 
 @dataclass(eq=False, repr=False)
@@ -225,8 +240,10 @@ class SAC(_OffPolicy):
 
     def set_options(self, config: Any, kwargs: dict[str, Any]) -> None:
         super().set_options(config, kwargs)
-        learned, _, first = str(self.ent_coef).partition("_")
-        config.training(alpha="auto" if learned == "auto" else float(self.ent_coef), initial_alpha=float(first or 1.0))
+        # "auto_0.1" learns the coefficient from the initial value 0.1.
+        word, _, initial = str(self.ent_coef).partition("_")
+        alpha = "auto" if word == "auto" else float(self.ent_coef)
+        config.training(alpha=alpha, initial_alpha=float(initial or 1.0))
 
 
 @dataclass(eq=False, repr=False)
@@ -244,9 +261,10 @@ class TQC(SAC):
 
 @dataclass(eq=False, repr=False)
 class TD3(_OffPolicy):
-    """Twin delayed deterministic policy gradient; without `action_noise` it does not explore."""
+    """Twin delayed deterministic policy gradient. Without `action_noise` it does not explore."""
 
-    algorithm, widths = "td3", (400, 300)
+    algorithm = "td3"
+    widths = (400, 300)
 
     learning_rate: Rate = option(1e-3, "training.lr")
     policy_delay: int = option(2, "training.policy_delay")

@@ -1,15 +1,16 @@
-"""Names of policies, for `PPO(MlpPolicy, env)` and `MlpPolicy.load(path)`; `sb3.ppo.policies` and its kin are this."""
+"""Policy classes for `PPO(MlpPolicy, env)` and `MlpPolicy.load(path)`. `lockstep_sb3.ppo.policies` is this module,
+too."""
 
 from lockstep_sb3.common.base_class import BasePolicy
 
 
 class MlpPolicy(BasePolicy):
-    """Networks for vectors."""
+    """Policy for observations that are vectors."""
 
 
 class CnnPolicy(BasePolicy):
-    """Networks for images."""
+    """Policy for images."""
 
 
 class MultiInputPolicy(BasePolicy):
-    """Networks for observations that are dicts."""
+    """Policy for observations that are dicts."""

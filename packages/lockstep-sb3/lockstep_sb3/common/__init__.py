@@ -1,6 +1,6 @@
-"""The modules of `stable_baselines3.common`, by their names.
+"""Modules with the names of those in `stable_baselines3.common`.
 
-`__all__` has the classes that files name by this folder, so that their module may be renamed.
+`__all__` lists the classes that saved files name as members of this package, so that their modules may be renamed.
 """
 
 from lockstep_sb3.common.torch_layers import BaseFeaturesExtractor, Prepared

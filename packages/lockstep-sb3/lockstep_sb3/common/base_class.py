@@ -1,4 +1,4 @@
-"""`BaseAlgorithm`: `learn`, `predict`, `save` and `load` on Lockstep's policies, collectors and trainers."""
+"""`BaseAlgorithm`: `learn`, `predict`, `save` and `load` of Stable-Baselines3, with the parts of Lockstep."""
 
 from __future__ import annotations
 
@@ -31,71 +31,82 @@ from lockstep.tracking import versions
 from lockstep.trainer import Callback, CollectEnd, OffpolicyTrainer, OnpolicyTrainer
 from lockstep_sb3.common import noise
 from lockstep_sb3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, ProgressBarCallback
-from lockstep_sb3.common.env_util import vector_of
+from lockstep_sb3.common.env_util import as_vec_env
 from lockstep_sb3.common.files import DAMAGE
 from lockstep_sb3.common.logger import Logger
 from lockstep_sb3.common.torch_layers import model_config_of
-from lockstep_sb3.common.utils import OverSteps, set_random_seed
+from lockstep_sb3.common.utils import StepSchedule, set_random_seed
 from lockstep_sb3.common.vec_env import VecNormalize
 from lockstep_sb3.common.vec_env.base_vec_env import BoundaryVecEnv, infos_of
-from lockstep_sb3.common.vec_env.wrappers import normalize_of
+from lockstep_sb3.common.vec_env.wrappers import find_vec_normalize
 
 Rate = float | Callable[[float], float]
-NAMES = {"policy_loss": "policy_gradient_loss", "vf_loss": "value_loss", "alpha": "ent_coef", "qf_loss": "loss"}
-"""our metric -> its name in the logger"""
-GRID = np.linspace(0.0, 1.0, 101)
-"""of the progress that remains: where schedules are written down"""
+"""Number, or a function of the remaining progress, which falls from 1 to 0."""
+METRIC_NAMES = {"policy_loss": "policy_gradient_loss", "vf_loss": "value_loss", "alpha": "ent_coef", "qf_loss": "loss"}
+"""Names of metrics in Stable-Baselines3's logs, by their names in Lockstep."""
+PROGRESS_POINTS = np.linspace(0.0, 1.0, 101)
+"""Values of the remaining progress at which a schedule is saved. A function itself cannot be saved."""
 NETWORK = Kind("a subclass of torch.nn.Module", (nn.Module,))
 OPTIMIZER = Kind("a subclass of torch.optim.Optimizer", (torch.optim.Optimizer,))
 KINDS = {"features_extractor_class": NETWORK, "activation_fn": NETWORK, "optimizer_class": OPTIMIZER}
-"""the classes that a file may name in `policy_kwargs`"""
+"""Kinds of the classes that a file may name in `policy_kwargs`."""
 STEPS_SAMPLED = "num_env_steps_sampled_lifetime"
-"""key of `Policy.timesteps` for the environment steps, at which schedules and exploration are evaluated"""
-NOISES = (noise.NormalActionNoise, noise.OrnsteinUhlenbeckActionNoise)
+"""Key of `Policy.timesteps` with the number of environment steps, which schedules and exploration depend on."""
+NOISE_CLASSES = (noise.NormalActionNoise, noise.OrnsteinUhlenbeckActionNoise)
 POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
+"""Allowed values of `policy`."""
 
 
 def option(default: Any, path: str | None) -> Any:
-    """Return a field that is the option `path` of the configuration; None: that can only be what it is by default."""
+    """Return a dataclass field for the option `path` of the configuration.
+
+    `path=None` is for an option without a counterpart, which must keep its default.
+    """
     return field(default=default, metadata={"path": path})
 
 
 class BasePolicy:
-    """The networks of a model: `predict`, and their numbers by name."""
+    """Networks of a model, with their parameters by name."""
 
     def __init__(self, model: BaseAlgorithm) -> None:
-        self.model, self.predict = model, model.predict
-        self.observation_space, self.action_space = model.observation_space, model.action_space
+        self.model = model
+        self.predict = model.predict
+        self.observation_space = model.observation_space
+        self.action_space = model.action_space
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return all numbers by name: `policy_net.` stands before those that act, `value_net.` before the others."""
-        found = self.model.lockstep.state_dict()
-        return {
-            f"{'value' if 'value' in name or 'critic' in name else 'policy'}_net.{name}": found[name] for name in found
-        }
+        """Return all parameters by name.
+
+        Names begin with `value_net.` for value functions and critics, and with `policy_net.` for all other networks.
+        """
+        renamed: dict[str, torch.Tensor] = {}
+        for name, value in self.model.lockstep.state_dict().items():
+            part = "value" if "value" in name or "critic" in name else "policy"
+            renamed[f"{part}_net.{name}"] = value
+        return renamed
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
-        """Set what `state_dict` returned, or (`strict=False`) some of it."""
+        """Set parameters by the names of `state_dict`. With `strict=False` some of them may be missing."""
         new = {name.partition(".")[2]: value for name, value in state_dict.items()}
         return self.model.lockstep.load_state_dict(new, strict)
 
     def save(self, path: str | Path) -> None:
-        """Write the model that this is the policy of."""
+        """Save the model of this policy."""
         self.model.save(path)
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> BasePolicy:
-        """Return the policy of a model that was written, of whatever algorithm."""
+        """Return the policy of a saved model of any algorithm."""
         policy: BasePolicy = BaseAlgorithm.load(path, device=device).policy
         return policy
 
 
-class Stopped(Exception):
-    """A callback ended `learn`."""
+class StopTraining(Exception):
+    """Signal that a callback has ended `learn`."""
 
 
-class RolloutEnd(Callback):
-    """Tells a model's callback that a rollout has ended."""
+class RolloutEndCallback(Callback):
+    """Trainer callback that notifies the callbacks of a model when a rollout has ended."""
 
     def __init__(self, model: BaseAlgorithm) -> None:
         self.model = model
@@ -106,19 +117,26 @@ class RolloutEnd(Callback):
 
 @dataclass(eq=False, repr=False)
 class BaseAlgorithm(ABC):
-    """An algorithm with its policy and its environments.
+    """Algorithm with its policy and its environments, which has the interface of Stable-Baselines3.
 
-    Options have the names and defaults of Stable-Baselines3; what has no counterpart is refused by name.
-    `model.lockstep` is the `lockstep.Policy`, `model.config` its configuration, `model.trainer` what trains it.
+    Options have the names and defaults of Stable-Baselines3. An option without a counterpart is refused by name.
+    `model.lockstep` is the `lockstep.Policy`, `model.config` its configuration, and `model.trainer` its trainer.
     """
 
     algorithm: ClassVar[str] = ""
+    """Name of the algorithm in Lockstep."""
     log_interval: ClassVar[int] = 4
+    """Number of rollouts or episodes between two logs, see `log_unit`."""
     widths: ClassVar[tuple[int, ...]] = (64, 64)
+    """Default widths of the hidden layers."""
     activation: ClassVar[type[nn.Module]] = nn.ReLU
+    """Default activation."""
     has_q: ClassVar[bool] = True
+    """Whether critics Q(s, a) have separate networks, whose widths may differ from those of the policy."""
     adam_epsilon: ClassVar[float] = 1e-8
+    """Default epsilon of Adam."""
     sde_log_std: ClassVar[float] = -3.0
+    """Default logarithm of the standard deviation in state-dependent exploration."""
 
     policy: Any
     env: Any
@@ -136,16 +154,28 @@ class BaseAlgorithm(ABC):
     _init_setup_model: bool = True
 
     def __post_init__(self) -> None:
-        self.num_timesteps, self.n_envs, self.start_time, self._steps_before, self._logged = 0, 1, 0.0, 0, 0
+        self.num_timesteps = 0
+        self.n_envs = 1
+        self.start_time = 0.0
+        self._steps_before = 0
+        """Number of environment steps when the present `learn` began."""
+        self._num_logs = 0
+        """Number of log intervals that have passed since then."""
         self.trainer: Any = None
         self.buffer: Any = None
         self.last_training: Any = None
+        """Statistics of the last update."""
         self.last_collect: Any = None
+        """Statistics of the last collected steps."""
         self.locals: dict[str, Any] = {}
-        self._ended: dict[int, dict[str, Any]] = {}  # the last episode of each environment
-        self.logger, self.callback = Logger(), BaseCallback()
+        """Values of the present step for callbacks, which Stable-Baselines3 takes from local variables of `learn`."""
+        self._last_episodes: dict[int, dict[str, Any]] = {}
+        """Return, length and time of the last episode, by the row of its environment."""
+        self.logger = Logger()
+        self.callback = BaseCallback()
         self.ep_info_buffer: deque[dict[str, Any]] = deque(maxlen=self.stats_window_size)
         self.total = [0]
+        """Number of steps at which `learn` ends. It is a list, which schedules made before `learn` hold on to."""
         self.policy_name = getattr(self.policy, "__name__", self.policy)
         if self.policy_name not in POLICIES:
             raise ValueError(
@@ -154,27 +184,30 @@ class BaseAlgorithm(ABC):
             )
         self.is_cnn = self.policy_name == "CnnPolicy"
         if self._init_setup_model and self.env is not None:
-            self.env = vector_of(self.env)
+            self.env = as_vec_env(self.env)
             self.n_envs = self.env.num_envs
             self.set_up(self.env.observation_space, self.env.action_space)
 
     # -- building ---
 
     def set_up(self, observation_space: Any, action_space: Any) -> None:
-        """Build configuration and policy and, where there are environments, the trainer."""
-        self.observation_space, self.action_space = observation_space, action_space
+        """Build the configuration, the policy and, if there are environments, the trainer."""
+        self.observation_space = observation_space
+        self.action_space = action_space
         self.set_random_seed(self.seed)
         self.config = self.make_config()
         self.lockstep: Policy = self.config.build_policy(spaces=(observation_space, action_space))
-        self.policy, self.buffer = BasePolicy(self), self.make_buffer()
+        self.policy = BasePolicy(self)
+        self.buffer = self.make_buffer()
         if self.env is not None:
             self._connect()
 
     def _connect(self) -> None:
-        """Make the trainer for the environments."""
+        """Create the trainer for the present environments."""
         venv = self.env
         self.boundary = venv.boundary if isinstance(venv, BoundaryVecEnv) else make_vector(venv)
-        seeds = None if self.seed is not None or not isinstance(venv, BoundaryVecEnv) else venv.seeds
+        # Without a seed of the model, the environments may have been seeded by themselves (`make_vec_env(seed=)`).
+        seeds = venv.seeds if self.seed is None and isinstance(venv, BoundaryVecEnv) else None
         collector = Collector(
             self.lockstep,
             self.boundary,
@@ -182,17 +215,19 @@ class BaseAlgorithm(ABC):
             on_episode_done_hook=self._on_episode,
             seed=None if seeds is None else seeds[0],
         )
-        options: dict[str, Any] = {"max_epoch": 0, "step_per_epoch": 1, "callbacks": [RolloutEnd(self)]}
+        options: dict[str, Any] = {"max_epoch": 0, "step_per_epoch": 1, "callbacks": [RolloutEndCallback(self)]}
         self.trainer = self.make_trainer(policy=self.lockstep, train_collector=collector, **options)
 
     def make_config(self) -> AlgorithmConfig:
-        """Return the configuration that these options come to."""
+        """Return the configuration with the options of this model."""
         config: Any = get_config(self.algorithm).evaluation(evaluation_interval=0)
         config.environment(observation_space=self.observation_space, action_space=self.action_space)
         config.env_runners(num_envs_per_env_runner=self.n_envs)
         config.debugging(seed=secrets.randbits(31) if self.seed is None else self.seed)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         config.framework(device=device if str(self.device) == "auto" else str(self.device))
+
+        # Options that are declared with `option` have one counterpart each. All others are set in `set_options`.
         for each in fields(self):
             value = getattr(self, each.name)
             path = each.metadata.get("path", "")
@@ -203,6 +238,8 @@ class BaseAlgorithm(ABC):
                     self.refuse(f"{each.name}={value!r}", str(error))
             elif path is None and value != each.default:
                 self.refuse(f"{each.name}={value}", "leave it out")
+
+        # Everything that has a counterpart is taken out of the keywords of the policy.
         kwargs = dict(self.policy_kwargs or {})
         if self.use_sde:
             exploration: dict[str, Any] = {"log_std_init": float(kwargs.pop("log_std_init", self.sde_log_std))}
@@ -218,28 +255,30 @@ class BaseAlgorithm(ABC):
         config.rl_module(model_config=model_config_of(kwargs, self.observation_space, **shape))
         if kwargs:
             self.refuse(f"policy_kwargs={kwargs}", "these have no counterpart")
-        made: AlgorithmConfig = config
-        return made
+        result: AlgorithmConfig = config
+        return result
 
     @abstractmethod
     def set_options(self, config: Any, kwargs: dict[str, Any]) -> None:
-        """Set the options that have another form here; take out of `kwargs`, policy_kwargs, what they need."""
+        """Set the options whose form differs in Lockstep, and remove those from `kwargs` (`policy_kwargs`) that are
+        used."""
 
-    def refuse(self, what: str, instead: str) -> None:
-        """Raise `ValueError` for an option that has no counterpart."""
-        raise ValueError(f"{type(self).__name__}: {what} is not allowed here; {instead} (docs/sb3.md)")
+    def refuse(self, setting: str, advice: str) -> None:
+        """Raise `ValueError` for a setting that has no counterpart."""
+        raise ValueError(f"{type(self).__name__}: {setting} is not allowed here; {advice} (docs/sb3.md)")
 
     @abstractmethod
     def make_buffer(self) -> Any:
-        """Return what transitions are remembered in; None where they are learned from once."""
+        """Return the replay buffer; None for an on-policy algorithm."""
 
     @abstractmethod
     def make_trainer(self, **options: Any) -> OnpolicyTrainer | OffpolicyTrainer:
         """Return the trainer."""
 
     def over_steps(self, value: Any) -> Any:
-        """Return a function of the progress that remains as one of environment steps, and all else as it is."""
-        return OverSteps(value, self.total) if callable(value) else value
+        """Return a function of the remaining progress as a schedule over environment steps, and other values
+        unchanged."""
+        return StepSchedule(value, self.total) if callable(value) else value
 
     # -- learning ---
 
@@ -252,7 +291,17 @@ class BaseAlgorithm(ABC):
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
     ) -> Self:
-        """Train for so many steps (`reset_num_timesteps=False`: so many more) and return the model."""
+        """Train the model, and return it.
+
+        Args:
+            total_timesteps: Number of environment steps.
+            callback: Callback, function `f(locals, globals)`, or a list of these.
+            log_interval: Number of rollouts or episodes between two logs. -1 takes the default of the algorithm, None
+                switches logs off.
+            tb_log_name: Name of the run in TensorBoard. Defaults to the name of the algorithm.
+            reset_num_timesteps: Count steps from 0. False trains for `total_timesteps` more steps.
+            progress_bar: Show a progress bar.
+        """
         if self.trainer is None:
             raise ValueError("the model has no environment; call set_env(env) first")
         self.num_timesteps = 0 if reset_num_timesteps else self.num_timesteps
@@ -262,11 +311,10 @@ class BaseAlgorithm(ABC):
         name = tb_log_name or type(self).__name__
         self._open_logger(name, reset_num_timesteps)
         interval = self.log_interval if log_interval == -1 else log_interval
-        self.start_time, self._steps_before, self._logged = time.monotonic(), self.num_timesteps, 0
-        listed = list(callback) if isinstance(callback, list | tuple) else [callback] if callback else []
-        callbacks = [each if isinstance(each, BaseCallback) else ConvertCallback(each) for each in listed]
-        self.callback = CallbackList([*callbacks, ProgressBarCallback()] if progress_bar else callbacks)
-        self.callback.check()
+        self.start_time = time.monotonic()
+        self._steps_before = self.num_timesteps
+        self._num_logs = 0
+        self._set_callback(callback, progress_bar)
         self.trainer.collector.on_step_hook = self._on_vector_step if self.callback.children else None
         if self.callback.children:
             self.boundary.keep_infos()
@@ -278,45 +326,65 @@ class BaseAlgorithm(ABC):
                 self.last_collect, training, _ = self.trainer.training_step()
                 self.last_training = training or self.last_training
                 self.num_timesteps = self.trainer.env_step
-                due = self.log_unit() // interval if interval else 0
-                if due > self._logged:
-                    self._logged = due
+                num_logs = self.log_unit() // interval if interval else 0
+                if num_logs > self._num_logs:
+                    self._num_logs = num_logs
                     self.dump_logs()
-        except Stopped:
+        except StopTraining:
             pass
         self.callback.on("training_end")
         return self
 
+    def _set_callback(self, callback: Any, progress_bar: bool) -> None:
+        """Put the callbacks of a call of `learn` into one."""
+        if isinstance(callback, list | tuple):
+            listed = list(callback)
+        else:
+            listed = [callback] if callback else []
+        callbacks = [each if isinstance(each, BaseCallback) else ConvertCallback(each) for each in listed]
+        if progress_bar:
+            callbacks.append(ProgressBarCallback())
+        self.callback = CallbackList(callbacks)
+        self.callback.check()
+
     def _on_episode(self, row: int, episode_return: float, length: int) -> None:
-        known = self.boundary.infos.step_infos[row] if self.boundary.infos else {}
+        """Record the end of an episode. What a `Monitor` in the environment has counted comes first."""
+        info = self.boundary.infos.step_infos[row] if self.boundary.infos else {}
         counted = {"r": episode_return, "l": length, "t": time.monotonic() - self.start_time}
-        self._ended[row] = known.get("episode", counted)
-        self.ep_info_buffer.append(self._ended[row])
+        self._last_episodes[row] = info.get("episode", counted)
+        self.ep_info_buffer.append(self._last_episodes[row])
 
     def _on_vector_step(self, result: StepResult) -> None:
+        """Notify the callbacks of a step of all environments."""
         self.num_timesteps += self.n_envs
-        infos, dones = infos_of(result, self.boundary), result.terminateds | result.truncateds
+        infos = infos_of(result, self.boundary)
+        dones = result.terminateds | result.truncateds
         for row in map(int, np.flatnonzero(dones)):
-            infos[row].setdefault("episode", self._ended[row])
+            infos[row].setdefault("episode", self._last_episodes[row])
         self.locals.update(infos=infos, dones=dones, rewards=result.rewards, new_obs=result.obs)
         if not self.callback.on_step():
-            raise Stopped
+            raise StopTraining
 
     # -- logging ---
 
-    def _open_logger(self, name: str, anew: bool) -> None:
+    def _open_logger(self, name: str, is_new_run: bool) -> None:
+        """Open a logger, which writes to the folder `<name>_<number>` of TensorBoard.
+
+        A new run takes the next number; a continued one writes to the last folder.
+        """
         folder = None
         if self.tensorboard_log is not None:
-            taken = [int(path.name.rpartition("_")[2]) for path in Path(self.tensorboard_log).glob(f"{name}_[0-9]*")]
-            folder = Path(self.tensorboard_log) / f"{name}_{max(max(taken, default=0) + anew, 1)}"
+            numbers = [int(path.name.rpartition("_")[2]) for path in Path(self.tensorboard_log).glob(f"{name}_[0-9]*")]
+            number = max(max(numbers, default=0) + is_new_run, 1)
+            folder = Path(self.tensorboard_log) / f"{name}_{number}"
         self.logger = Logger(folder, prints=self.verbose > 0)
 
     @abstractmethod
     def log_unit(self) -> int:
-        """Return how many of what `log_interval` counts have ended: rollouts or episodes."""
+        """Return the number of rollouts or episodes that have ended, in which `log_interval` is measured."""
 
     def dump_logs(self) -> None:
-        """Record returns, speed and the metrics of the last update, and write what the logger has."""
+        """Log returns, speed and the metrics of the last update, and write the log."""
         if self.ep_info_buffer:
             for key, name in (("r", "ep_rew_mean"), ("l", "ep_len_mean")):
                 self.logger.record(f"rollout/{name}", float(np.mean([each[key] for each in self.ep_info_buffer])))
@@ -328,7 +396,7 @@ class BaseAlgorithm(ABC):
         self.logger.record("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
         if self.last_training is not None:
             for name, value in self.last_training.get_loss_stats_dict().items():
-                self.logger.record(f"train/{NAMES.get(name, name)}", value)
+                self.logger.record(f"train/{METRIC_NAMES.get(name, name)}", value)
         self.logger.dump(self.num_timesteps)
 
     # -- acting ---
@@ -336,22 +404,29 @@ class BaseAlgorithm(ABC):
     def predict(
         self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = False
     ) -> tuple[Any, Any]:
-        """Return actions for one observation or a batch, and `state` as it is: no policy here has a memory."""
-        space, leaf = self.observation_space, observation
+        """Return actions for one observation or a batch of observations, and `state`.
+
+        No policy here has a memory, so `state` is returned unchanged and `episode_start` is ignored.
+        """
+        # Of a dict any entry tells whether it is a batch.
+        space = self.observation_space
+        leaf = observation
         if isinstance(space, spaces.Dict):
             name = next(iter(space.spaces))
             space, leaf = space[name], observation[name]
         is_single = np.shape(leaf) == space.shape
         batch = map_tree(lambda each: np.asarray(each)[None], observation) if is_single else observation
-        actions = self.lockstep.compute_actions(batch, explore=not deterministic and self.algorithm != "td3")
+        # In Stable-Baselines3 `action_noise` of TD3 acts in training only.
+        explore = not deterministic and self.algorithm != "td3"
+        actions = self.lockstep.compute_actions(batch, explore=explore)
         return (actions[0] if is_single else actions), state
 
     # -- environments, seeds, parameters ---
 
     def set_random_seed(self, seed: int | None = None) -> None:
-        """Seed Python, NumPy, torch, the action space and the environments' next reset; None leaves them alone.
+        """Seed Python, NumPy, torch, the action space and the next reset of the environments. None changes nothing.
 
-        What `learn` draws follows from the option `seed` alone.
+        Random numbers of `learn` depend on the option `seed` only.
         """
         if seed is None:
             return
@@ -361,16 +436,16 @@ class BaseAlgorithm(ABC):
             self.env.seed(seed)
 
     def get_env(self) -> Any:
-        """Return the environments, or None."""
+        """Return the environments; None if there are none."""
         return self.env
 
     def get_vec_normalize_env(self) -> VecNormalize | None:
-        """Return the `VecNormalize` around the environments, or None."""
-        return normalize_of(self.env)
+        """Return the `VecNormalize` wrapper of the environments; None without one."""
+        return find_vec_normalize(self.env)
 
     def set_env(self, env: Any, force_reset: bool = True) -> None:
-        """Learn in other environments, of the same spaces and number."""
-        venv = vector_of(env)
+        """Train in other environments, which must have the same spaces and number."""
+        venv = as_vec_env(env)
         if venv.num_envs != self.n_envs:
             raise ValueError(f"set_env got {venv.num_envs} environments, the model has {self.n_envs}; give as many")
         self.lockstep.acting[DEFAULT_MODULE_ID].check_spaces(venv.observation_space, venv.action_space)
@@ -380,18 +455,24 @@ class BaseAlgorithm(ABC):
     # -- files ---
 
     def save(self, path: str | Path, exclude: Sequence[str] = (), include: Sequence[str] = ()) -> None:
-        """Write options, networks and optimizers as a checkpoint in a zip, `<path>.zip`; nothing is pickled."""
+        """Save options, networks and optimizers as a checkpoint in a zip file, `<path>.zip`. Nothing is pickled."""
         if exclude or include:
             raise ValueError(f"exclude={exclude!r}, include={include!r} are not there; a file has all but environments")
         path = Path(path) if Path(path).suffix else Path(f"{path}.zip")
-        left = ("policy", "env", "_init_setup_model", "device", "tensorboard_log")
-        options = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left}
-        plain = {name: _write_option(name, value) for name, value in options.items()}
-        name = to_plain("the algorithm", type(self))["__import__"]
-        about = {"class": name, "policy": self.policy_name, "n_envs": self.n_envs}
-        about |= {"num_timesteps": self.num_timesteps, "total": self.total[0]}
-        both = {"observation_space": self.observation_space, "action_space": self.action_space}
-        about |= {"spaces": [to_plain(name, space)["__space__"] for name, space in both.items()], "options": plain}
+        not_saved = ("policy", "env", "_init_setup_model", "device", "tensorboard_log")
+        options = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in not_saved}
+        spaces_by_name = {"observation_space": self.observation_space, "action_space": self.action_space}
+        about = {
+            "class": to_plain("the algorithm", type(self))["__import__"],
+            "policy": self.policy_name,
+            "n_envs": self.n_envs,
+            "num_timesteps": self.num_timesteps,
+            "total": self.total[0],
+            "spaces": [to_plain(name, space)["__space__"] for name, space in spaces_by_name.items()],
+            "options": {name: _write_option(name, value) for name, value in options.items()},
+        }
+
+        # The zip is made next to its place and then moved, so that a failure leaves no half a file.
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             write_checkpoint(f"{folder}/model", {"sb3": signed(about), "policy": {"state": self.lockstep.get_state()}})
@@ -410,34 +491,44 @@ class BaseAlgorithm(ABC):
         trust: bool = False,
         **kwargs: Any,
     ) -> Self:
-        """Return a model that `save` wrote, with other options where `custom_objects` or `kwargs` have some.
+        """Return a saved model.
 
-        `trust`: take all objects that the file names. Otherwise these are classes of the kind that their options
-        expect, unless this user has saved the model; `UntrustedError` names another one.
+        Args:
+            path: File of `save`.
+            env: Environments to continue training in.
+            device: Device of the networks; "auto" takes a GPU if there is one.
+            custom_objects: Options that replace saved ones.
+            print_system_info: Print the versions of libraries.
+            force_reset: Has no effect.
+            trust: Import all objects that the file names. Without it, only classes of the expected kind are imported
+                unless this user has saved the model, and `UntrustedError` names another object.
+            **kwargs: Options that replace saved ones.
         """
         path = Path(path) if Path(path).suffix or Path(path).exists() else Path(f"{path}.zip")
         with tempfile.TemporaryDirectory() as folder:
             try:
                 shutil.unpack_archive(path, f"{folder}/model", "zip")
-                found = read_checkpoint(f"{folder}/model")
+                checkpoint = read_checkpoint(f"{folder}/model")
             except DAMAGE as error:
                 raise ValueError(
                     f"{path} is no file of `save` ({error}); one of Stable-Baselines3 is not read"
                 ) from error
-        about = found["sb3"]
+        about = checkpoint["sb3"]
         with handed_in(cls, *_callables({**(custom_objects or {}), **kwargs})):
             names = FileNames(path, about, trust)
-        kind = names.find("the class", about["class"], Kind("a BaseAlgorithm", (BaseAlgorithm,), takes_others=False))
-        if not issubclass(kind, cls):
-            raise ValueError(f"{path} is of {kind.__name__}, not of {cls.__name__}")
+        kind = Kind("a BaseAlgorithm", (BaseAlgorithm,), takes_others=False)
+        model_class = names.find("the class", about["class"], kind)
+        if not issubclass(model_class, cls):
+            raise ValueError(f"{path} is of {model_class.__name__}, not of {cls.__name__}")
         options = {name: _read_option(name, plain, names) for name, plain in about["options"].items()}
         options |= {**(custom_objects or {}), **kwargs, "device": device, "_init_setup_model": False}
-        model = kind(about["policy"], None if env is None else vector_of(env), **options)
+        model = model_class(about["policy"], None if env is None else as_vec_env(env), **options)
         model.n_envs = about["n_envs"] if env is None else model.env.num_envs
-        model.total[0], model.num_timesteps = about["total"], about["num_timesteps"]
+        model.total[0] = about["total"]
+        model.num_timesteps = about["num_timesteps"]
         with claims_of(path):
             model.set_up(*[from_plain("spaces", {"__space__": plain}, names) for plain in about["spaces"]])
-            model.lockstep.set_state(found["policy"]["state"], names=names)
+            model.lockstep.set_state(checkpoint["policy"]["state"], names=names)
         if print_system_info:
             sys.stdout.write(f"{versions()}\n")
         return model
@@ -455,40 +546,41 @@ def _callables(value: Any) -> Iterator[Any]:
 
 
 def _write_option(name: str, value: Any) -> Any:
+    """Return an option as plain data. A schedule that is a function is saved by its values at `PROGRESS_POINTS`."""
     if isinstance(value, noise.NormalActionNoise):
         return {"noise": type(value).__name__, **vars(value)}
     if callable(value) and not isinstance(value, type):
-        return {"progress": [float(value(left)) for left in GRID]}
+        return {"progress": [float(value(remaining)) for remaining in PROGRESS_POINTS]}
     return to_plain(name, value)
 
 
 def _read_option(name: str, plain: Any, names: FileNames) -> Any:
-    """Return the option that `_write_option` wrote, with the objects that the file may name."""
+    """Return an option from its plain data. `names` finds the objects that the file may name."""
     if isinstance(plain, Mapping) and "noise" in plain:
-        kinds = {kind.__name__: kind for kind in NOISES}
-        if plain["noise"] not in kinds:
-            raise ValueError(f"{name} in {names.file} is {plain['noise']!r}; it must be one of {', '.join(kinds)}")
-        return kinds[plain["noise"]](**{key: part for key, part in plain.items() if key != "noise"})
+        classes = {each.__name__: each for each in NOISE_CLASSES}
+        if plain["noise"] not in classes:
+            raise ValueError(f"{name} in {names.file} is {plain['noise']!r}; it must be one of {', '.join(classes)}")
+        return classes[plain["noise"]](**{key: part for key, part in plain.items() if key != "noise"})
     if isinstance(plain, Mapping) and "progress" in plain:
-        return Progress(plain["progress"])
+        return SavedSchedule(plain["progress"])
     if name != "policy_kwargs" or not isinstance(plain, Mapping):
         return from_plain(name, plain, names)
-    found = {}
+    policy_kwargs = {}
     for key, part in plain.items():
         is_object = isinstance(part, Mapping) and list(part) == ["__import__"]
         if is_object and key in KINDS:
-            found[key] = names.find(f"policy_kwargs.{key}", part["__import__"], KINDS[key])
+            policy_kwargs[key] = names.find(f"policy_kwargs.{key}", part["__import__"], KINDS[key])
         else:
-            found[key] = from_plain(f"policy_kwargs.{key}", part, names)
-    return found
+            policy_kwargs[key] = from_plain(f"policy_kwargs.{key}", part, names)
+    return policy_kwargs
 
 
 @dataclass(frozen=True)
-class Progress:
-    """A schedule that was read from a file: its `values` on `GRID`, linear in between."""
+class SavedSchedule:
+    """Schedule from a file: its `values` at `PROGRESS_POINTS`, and linear interpolation between them."""
 
     values: Sequence[float]
 
-    def __call__(self, left: float) -> float:
-        """Return what it gives where a share `left` of the run remains."""
-        return float(np.interp(left, GRID, self.values))
+    def __call__(self, progress_remaining: float) -> float:
+        """Return the value at a remaining progress between 1 and 0."""
+        return float(np.interp(progress_remaining, PROGRESS_POINTS, self.values))

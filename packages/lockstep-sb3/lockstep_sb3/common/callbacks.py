@@ -1,4 +1,4 @@
-"""Callbacks, which are called after each vector step and around rollouts; False ends `learn`."""
+"""Callbacks of `learn`, which are called after each step of all environments, and around rollouts."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from typing import Any
 import numpy as np
 from rich.progress import Progress
 
-from lockstep_sb3.common.env_util import vector_of
+from lockstep_sb3.common.env_util import as_vec_env
 from lockstep_sb3.common.evaluation import evaluate_policy
 from lockstep_sb3.common.vec_env import sync_envs_normalization
 
 Values = dict[str, Any]
+"""Local or global variables by name."""
 
 
-def _event_methods(*kinds: type) -> set[str]:
-    """Return the names of the methods in these classes that look like those that are called for an event."""
-    return {
-        name
-        for kind in kinds
-        for name, value in vars(kind).items()
-        if name.startswith(("_on_", "on_")) and callable(value)
-    }
+def _event_methods(*classes: type) -> set[str]:
+    """Return the names of all methods of these classes that are named like handlers of an event."""
+    names: set[str] = set()
+    for each in classes:
+        names |= {name for name, value in vars(each).items() if name.startswith(("_on_", "on_")) and callable(value)}
+    return names
 
 
 class BaseCallback:
-    """Override `_on_step` and others that begin with `_on_`. `locals` has `infos`, `dones`, `rewards`, `new_obs`.
+    """Base class of callbacks. Subclasses override `_on_step` and other methods that begin with `_on_`.
 
-    `children` hear of all but steps, which a callback passes on itself.
+    A step for which `_on_step` returns False ends `learn`. `locals` has the values `infos`, `dones`, `rewards` and
+    `new_obs` of the last step. The `children` of a callback are notified of all events but steps, which the callback
+    passes on itself.
     """
 
     model: Any
@@ -40,24 +41,31 @@ class BaseCallback:
     children: Sequence[BaseCallback] = ()
     locals: Values
     globals: Values
-    n_calls = num_timesteps = 0
+    n_calls = 0
+    """Number of steps of all environments so far."""
+    num_timesteps = 0
+    """Number of environment steps of the model so far."""
 
     def __init__(self, verbose: int = 0) -> None:
         self.verbose = verbose
 
     @property
     def training_env(self) -> Any:
-        """The environments that `learn` steps."""
+        """Environments that `learn` steps."""
         return self.model.get_env()
 
     @property
     def logger(self) -> Any:
-        """The logger of the model."""
+        """Logger of the model."""
         return self.model.logger
 
     def check(self) -> None:
-        """Raise `ValueError` where this callback or a child has a method that is named as an event and is none."""
-        known = _event_methods(*(kind for kind in type(self).__mro__ if kind.__module__.startswith("lockstep_sb3.")))
+        """Check that no method of this callback or of a child is named like a handler of an unknown event.
+
+        Raises `ValueError` otherwise: such a method is a misspelled one, which would never be called.
+        """
+        own_classes = [each for each in type(self).__mro__ if each.__module__.startswith("lockstep_sb3.")]
+        known = _event_methods(*own_classes)
         for name in sorted(_event_methods(*type(self).__mro__) - known):
             near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
             advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}"
@@ -66,21 +74,24 @@ class BaseCallback:
             child.check()
 
     def begin(self, model: Any, locals_: Values, globals_: Values) -> None:
-        """Handle the beginning of `learn`; `locals_` changes with each step."""
-        self.model, self.locals, self.globals, self.num_timesteps = model, locals_, globals_, model.num_timesteps
+        """Handle the start of `learn`. `locals_` is updated with each step."""
+        self.model = model
+        self.locals = locals_
+        self.globals = globals_
+        self.num_timesteps = model.num_timesteps
         self._init_callback()
         for child in self.children:
             child.begin(model, locals_, globals_)
         self._on_training_start()
 
     def on_step(self) -> bool:
-        """Count a vector step and handle it; return whether to go on."""
+        """Handle a step of all environments, and return whether to continue."""
         self.n_calls += 1
         self.num_timesteps = self.model.num_timesteps
         return self._on_step()
 
     def on(self, event: str) -> None:
-        """Handle `rollout_start`, `rollout_end` (before it is learned from) or `training_end`."""
+        """Handle an event: `rollout_start`, `rollout_end` (before the update) or `training_end`."""
         getattr(self, f"_on_{event}")()
         for child in self.children:
             child.on(event)
@@ -100,19 +111,19 @@ class BaseCallback:
 
 
 class CallbackList(BaseCallback):
-    """Calls several callbacks, one after the other."""
+    """Callback that calls several callbacks in order."""
 
     def __init__(self, callbacks: Sequence[BaseCallback]) -> None:
         super().__init__()
         self.callbacks = self.children = list(callbacks)
 
     def _on_step(self) -> bool:
-        wishes = [callback.on_step() for callback in self.callbacks]
-        return all(wishes)
+        answers = [callback.on_step() for callback in self.callbacks]  # all are called, even if the first says no
+        return all(answers)
 
 
 class ConvertCallback(BaseCallback):
-    """Calls a function `f(locals, globals)` at each step."""
+    """Callback that calls a function `f(locals, globals)` at each step."""
 
     def __init__(self, callback: Callable[[Values, Values], Any], verbose: int = 0) -> None:
         super().__init__(verbose)
@@ -123,27 +134,29 @@ class ConvertCallback(BaseCallback):
 
 
 class EventCallback(BaseCallback):
-    """Calls another callback at some steps."""
+    """Callback that calls another callback at some of the steps."""
 
     def __init__(self, callback: BaseCallback | None = None, verbose: int = 0) -> None:
         super().__init__(verbose)
         self.callback = callback
-        self._adopt(callback)
+        self._add_child(callback)
 
-    def _adopt(self, child: BaseCallback | None) -> None:
+    def _add_child(self, child: BaseCallback | None) -> None:
         if child is not None:
-            child.parent, self.children = self, [*self.children, child]
+            child.parent = self
+            self.children = [*self.children, child]
 
     def _on_event(self) -> bool:
         return self.callback is None or self.callback.on_step()
 
 
 class EveryNTimesteps(EventCallback):
-    """Calls a callback every `n_steps` environment steps."""
+    """Callback that calls another callback every `n_steps` environment steps."""
 
     def __init__(self, n_steps: int, callback: BaseCallback) -> None:
         super().__init__(callback)
-        self.n_steps, self.last_time_trigger = n_steps, 0
+        self.n_steps = n_steps
+        self.last_time_trigger = 0
 
     def _on_step(self) -> bool:
         if self.num_timesteps - self.last_time_trigger < self.n_steps:
@@ -153,7 +166,7 @@ class EveryNTimesteps(EventCallback):
 
 
 class LogEveryNTimesteps(EveryNTimesteps):
-    """Writes what the logger has every `n_steps` environment steps."""
+    """Callback that writes the log every `n_steps` environment steps."""
 
     def __init__(self, n_steps: int) -> None:
         super().__init__(n_steps, ConvertCallback(lambda *_: self.model.dump_logs() is None))
@@ -161,7 +174,7 @@ class LogEveryNTimesteps(EveryNTimesteps):
 
 @dataclass(eq=False)
 class CheckpointCallback(BaseCallback):
-    """Saves the model every `save_freq` vector steps."""
+    """Callback that saves the model every `save_freq` steps of all environments."""
 
     save_freq: int
     save_path: str | Path
@@ -172,7 +185,8 @@ class CheckpointCallback(BaseCallback):
 
     def _on_step(self) -> bool:
         if self.n_calls % self.save_freq == 0:
-            stem, steps = f"{self.save_path}/{self.name_prefix}", f"{self.num_timesteps}_steps"
+            stem = f"{self.save_path}/{self.name_prefix}"
+            steps = f"{self.num_timesteps}_steps"
             normalize = self.model.get_vec_normalize_env()
             self.model.save(f"{stem}_{steps}.zip")
             if self.save_replay_buffer and hasattr(self.model, "save_replay_buffer"):
@@ -184,7 +198,7 @@ class CheckpointCallback(BaseCallback):
 
 @dataclass(eq=False)
 class EvalCallback(EventCallback):
-    """Evaluates the model every `eval_freq` vector steps, and keeps the best one."""
+    """Callback that evaluates the model every `eval_freq` steps of all environments, and saves the best one."""
 
     eval_env: Any
     callback_on_new_best: BaseCallback | None = None
@@ -200,12 +214,13 @@ class EvalCallback(EventCallback):
 
     def __post_init__(self) -> None:
         super().__init__(self.callback_after_eval, self.verbose)
-        self._adopt(self.callback_on_new_best)
-        self.eval_env = vector_of(self.eval_env)
+        self._add_child(self.callback_on_new_best)
+        self.eval_env = as_vec_env(self.eval_env)
         self.best_mean_reward = self.last_mean_reward = -np.inf
         self.evaluations: dict[str, list[Any]] = {"timesteps": [], "results": [], "ep_lengths": []}
 
-    def _see(self, locals_: Values, globals_: Values) -> None:
+    def _log_success(self, locals_: Values, globals_: Values) -> None:
+        """Log whether an evaluation episode was a success, if its environment says so."""
         if locals_["done"] and "is_success" in locals_["info"]:
             self.logger.record_mean("eval/success_rate", float(locals_["info"]["is_success"]))
 
@@ -213,8 +228,15 @@ class EvalCallback(EventCallback):
         if self.eval_freq <= 0 or self.n_calls % self.eval_freq:
             return True
         sync_envs_normalization(self.training_env, self.eval_env)
-        settings = self.n_eval_episodes, self.deterministic, self.render, self._see
-        returns, lengths = evaluate_policy(self.model, self.eval_env, *settings, return_episode_rewards=True)
+        returns, lengths = evaluate_policy(
+            self.model,
+            self.eval_env,
+            self.n_eval_episodes,
+            self.deterministic,
+            self.render,
+            self._log_success,
+            return_episode_rewards=True,
+        )
         for name, value in zip(self.evaluations, (self.num_timesteps, returns, lengths)):
             self.evaluations[name].append(value)
         if self.log_path is not None:
@@ -223,11 +245,12 @@ class EvalCallback(EventCallback):
             np.savez(Path(self.log_path) / "evaluations", **arrays)
         self.last_mean_reward = float(np.mean(returns))
         if self.verbose:
-            found = f"episode_reward={self.last_mean_reward:.2f} +/- {np.std(returns):.2f}"
-            sys.stdout.write(f"Eval num_timesteps={self.num_timesteps}, {found}\n")
+            result = f"episode_reward={self.last_mean_reward:.2f} +/- {np.std(returns):.2f}"
+            sys.stdout.write(f"Eval num_timesteps={self.num_timesteps}, {result}\n")
         self.logger.record("eval/mean_reward", self.last_mean_reward)
         self.logger.record("eval/mean_ep_length", float(np.mean(lengths)))
         self.logger.dump(self.num_timesteps)
+
         if self.last_mean_reward > self.best_mean_reward:
             self.best_mean_reward = self.last_mean_reward
             if self.best_model_save_path is not None:
@@ -238,7 +261,7 @@ class EvalCallback(EventCallback):
 
 
 class StopTrainingOnRewardThreshold(BaseCallback):
-    """Ends training at a mean return; for `EvalCallback(callback_on_new_best=)`."""
+    """Callback that ends training at a mean return. It is used as `EvalCallback(callback_on_new_best=)`."""
 
     def __init__(self, reward_threshold: float, verbose: int = 0) -> None:
         super().__init__(verbose)
@@ -249,11 +272,12 @@ class StopTrainingOnRewardThreshold(BaseCallback):
 
 
 class StopTrainingOnMaxEpisodes(BaseCallback):
-    """Ends training after `max_episodes` episodes for each environment."""
+    """Callback that ends training after `max_episodes` episodes per environment."""
 
     def __init__(self, max_episodes: int, verbose: int = 0) -> None:
         super().__init__(verbose)
-        self.max_episodes, self.n_episodes = max_episodes, 0
+        self.max_episodes = max_episodes
+        self.n_episodes = 0
 
     def _on_step(self) -> bool:
         self.n_episodes += int(np.sum(self.locals["dones"]))
@@ -261,12 +285,18 @@ class StopTrainingOnMaxEpisodes(BaseCallback):
 
 
 class StopTrainingOnNoModelImprovement(BaseCallback):
-    """Ends training after so many evaluations without a better one; for `EvalCallback(callback_after_eval=)`."""
+    """Callback that ends training after some evaluations without improvement.
+
+    It is used as `EvalCallback(callback_after_eval=)`. Training goes on for at least `min_evals` evaluations, and ends
+    after more than `max_no_improvement_evals` successive ones without a new best mean return.
+    """
 
     def __init__(self, max_no_improvement_evals: int, min_evals: int = 0, verbose: int = 0) -> None:
         super().__init__(verbose)
-        self.max_no_improvement_evals, self.min_evals = max_no_improvement_evals, min_evals
-        self.last_best_mean_reward, self.no_improvement_evals = -np.inf, 0
+        self.max_no_improvement_evals = max_no_improvement_evals
+        self.min_evals = min_evals
+        self.last_best_mean_reward = -np.inf
+        self.no_improvement_evals = 0
 
     def _on_step(self) -> bool:
         if self.n_calls > self.min_evals:
@@ -277,7 +307,7 @@ class StopTrainingOnNoModelImprovement(BaseCallback):
 
 
 class ProgressBarCallback(BaseCallback):
-    """Shows a progress bar."""
+    """Callback that shows a progress bar."""
 
     def _on_training_start(self) -> None:
         self.bar = Progress()

@@ -1,4 +1,4 @@
-"""`make_vec_env` and `make_atari_env`."""
+"""`make_vec_env` and `make_atari_env`: vector environments from the id of an environment or a function."""
 
 from __future__ import annotations
 
@@ -26,7 +26,24 @@ def make_vec_env(
     monitor_kwargs: Mapping[str, Any] | None = None,
     wrapper_kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return `n_envs` environments side by side, each in a `Monitor` where that has a file or something around it."""
+    """Return `n_envs` environments as a vector environment.
+
+    Each of them gets a `Monitor` only if there is a file to write or a wrapper around it: vector environments count
+    returns and lengths themselves.
+
+    Args:
+        env_id: Id of an environment, or a function that makes one.
+        n_envs: Number of environments.
+        seed: Seed of the first environment; environment i gets `seed + i`.
+        start_index: Number of the first monitor file.
+        monitor_dir: Folder of the monitor files.
+        wrapper_class: Wrapper of each environment.
+        env_kwargs: Keyword arguments of the environments.
+        vec_env_cls: Class of the vector environment. Defaults to `DummyVecEnv`.
+        vec_env_kwargs: Keyword arguments of that class.
+        monitor_kwargs: Keyword arguments of `Monitor`.
+        wrapper_kwargs: Keyword arguments of `wrapper_class`.
+    """
 
     def make(index: int) -> gym.Env:
         options = dict(env_kwargs or {})
@@ -39,19 +56,20 @@ def make_vec_env(
         return env if wrapper_class is None else wrapper_class(env, **(wrapper_kwargs or {}))
 
     makers = [lambda index=start_index + i: make(index) for i in range(n_envs)]
-    venv = (vec_env_cls or DummyVecEnv)(makers, **(vec_env_kwargs or {}))
+    vec_env_class = vec_env_cls or DummyVecEnv
+    venv = vec_env_class(makers, **(vec_env_kwargs or {}))
     if seed is not None:
         venv.seed(seed)
     return venv
 
 
 def make_atari_env(env_id: str | Callable[..., gym.Env], n_envs: int = 1, seed: int | None = None, **more: Any) -> Any:
-    """Return Atari games side by side in an `AtariWrapper`; arguments as `make_vec_env`."""
+    """Return a vector environment of Atari games, each in an `AtariWrapper`. Arguments are those of `make_vec_env`."""
     return make_vec_env(env_id, n_envs, seed, wrapper_class=AtariWrapper, **more)
 
 
-def vector_of(env: Any) -> Any:
-    """Return a vector for the id of an environment, an environment, or a vector."""
+def as_vec_env(env: Any) -> Any:
+    """Return a vector environment made of an id or of an environment. A vector environment is returned unchanged."""
     if isinstance(env, VecEnv):
         return env
     return make_vec_env(env) if isinstance(env, str) else DummyVecEnv([lambda: env])

@@ -1,4 +1,4 @@
-"""Files that are damaged, or of another kind."""
+"""Errors that name a damaged file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ DAMAGE = (
 
 @contextmanager
 def naming_damage(path: Path, kind: str) -> Iterator[None]:
-    """Raise `ValueError` that names the file if reading it fails. A missing file stays a `FileNotFoundError`.
+    """Return a context in which an error of reading becomes a `ValueError` that names the file.
+
+    A missing file raises `FileNotFoundError`.
 
     Args:
-        path: the file that is read in this block.
-        kind: words for the file that is expected, for the message.
+        path: File that is read in the context.
+        kind: Description of the expected file, for the message.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""`Logger`: values by name, written to the terminal and TensorBoard when they are dumped."""
+"""`Logger`: values by name, which `dump` writes to the terminal and to TensorBoard."""
 
 from __future__ import annotations
 
@@ -9,35 +9,37 @@ from typing import Any, NamedTuple
 
 
 class Figure(NamedTuple):
-    """A figure of matplotlib, for TensorBoard."""
+    """Figure of matplotlib, for TensorBoard."""
 
     figure: Any
     close: bool = False
+    """Close the figure after it is written."""
 
 
 class Image(NamedTuple):
-    """A picture, for TensorBoard; `dataformats` such as "HWC"."""
+    """Image, for TensorBoard."""
 
     image: Any
     dataformats: str
+    """Order of the dimensions, such as "HWC"."""
 
 
 class Video(NamedTuple):
-    """Frames `[N, T, C, H, W]`, for TensorBoard."""
+    """Video with frames `[N, T, C, H, W]`, for TensorBoard."""
 
     frames: Any
     fps: float
 
 
 class HParam(NamedTuple):
-    """Settings, and the names of what is compared, for TensorBoard."""
+    """Hyperparameters, and the metrics to compare them by, for TensorBoard."""
 
     hparam_dict: dict[str, Any]
     metric_dict: dict[str, Any]
 
 
 class TensorBoardOutputFormat(NamedTuple):
-    """The open event file: `logger.output_formats` has one where values go to TensorBoard."""
+    """Open event file of TensorBoard. `logger.output_formats` has one if values are written to TensorBoard."""
 
     writer: Any
 
@@ -53,11 +55,15 @@ class TensorBoardOutputFormat(NamedTuple):
         elif isinstance(value, HParam):
             writer.add_hparams(*value, run_name=".")
         else:
-            (writer.add_text if isinstance(value, str) else writer.add_scalar)(key, value, step)
+            add = writer.add_text if isinstance(value, str) else writer.add_scalar
+            add(key, value, step)
 
 
 class Logger:
-    """Keeps values until `dump` writes them, but not where a value's `exclude` names "stdout" or "tensorboard"."""
+    """Logger that collects values until `dump` writes them.
+
+    A value is not written to the outputs in its `exclude`, "stdout" or "tensorboard".
+    """
 
     def __init__(self, folder: str | Path | None = None, prints: bool = False) -> None:
         self.prints = prints
@@ -71,17 +77,19 @@ class Logger:
             self.output_formats.append(TensorBoardOutputFormat(SummaryWriter(folder)))
 
     def record(self, key: str, value: Any, exclude: str | Sequence[str] | None = None) -> None:
-        """Keep a value."""
-        self.name_to_value[key], self._excluded[key] = value, exclude or ()
+        """Record a value until the next dump."""
+        self.name_to_value[key] = value
+        self._excluded[key] = exclude or ()
 
     def record_mean(self, key: str, value: float, exclude: str | Sequence[str] | None = None) -> None:
-        """Take a value into the mean of those since the last dump."""
+        """Record a value as part of the mean of all values since the last dump."""
         count = self._counts.get(key, 0)
-        self.record(key, (self.name_to_value.get(key, 0.0) * count + value) / (count + 1), exclude)
+        mean = (self.name_to_value.get(key, 0.0) * count + value) / (count + 1)
+        self.record(key, mean, exclude)
         self._counts[key] = count + 1
 
     def dump(self, step: int = 0) -> None:
-        """Write what was kept, and forget it."""
+        """Write all recorded values, and clear them."""
         for key, value in self.name_to_value.items():
             for output in self.output_formats if "tensorboard" not in self._excluded[key] else []:
                 output.write(key, value, step)
@@ -89,4 +97,5 @@ class Logger:
                 sys.stdout.write(f"| {key:<28} | {value!s:<14.14} |\n")
         if self.prints:
             sys.stdout.write("\n")
-        self.name_to_value, self._counts = {}, {}
+        self.name_to_value = {}
+        self._counts = {}

@@ -1,4 +1,5 @@
-"""`Monitor`: returns and lengths of an environment's episodes, in its infos and in a file; `load_results`."""
+"""`Monitor`, which writes returns and lengths of episodes to infos and to a file, and `load_results`, which reads
+it."""
 
 from __future__ import annotations
 
@@ -15,15 +16,20 @@ from gymnasium.wrappers import RecordEpisodeStatistics
 from lockstep_sb3.common.files import naming_damage
 
 EPISODE = ("r", "l", "t")
-"""Columns of a file: return, length, and seconds since the monitor was made."""
+"""Columns of a file: return, length, and seconds since the monitor was created."""
 
 
 class Monitor(RecordEpisodeStatistics):
-    """Counts episodes: `info["episode"]`, and a line in `<filename>/monitor.csv` or `<filename>.monitor.csv`."""
+    """Wrapper that adds return and length of an episode to its last info, as `info["episode"]`.
+
+    It also writes a line to `<filename>/monitor.csv`, if `filename` is a folder, or to `<filename>.monitor.csv`.
+    """
 
     def __init__(self, env: gym.Env, filename: str | Path | None = None, *, info_keywords: Sequence[str] = ()) -> None:
         super().__init__(env)
-        self._keywords, self._began, self._path = info_keywords, time.time(), None
+        self._keywords = info_keywords
+        self._began = time.time()
+        self._path: Path | None = None
         if filename is not None:
             path = Path(filename)
             self._path = path / "monitor.csv" if path.is_dir() else path.with_name(f"{path.name}.monitor.csv")
@@ -32,11 +38,12 @@ class Monitor(RecordEpisodeStatistics):
             self._path.write_text(f"#{header}\n{','.join((*EPISODE, *info_keywords))}\n")
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Take a step, and write the episode down where it ends."""
+        """Take a step, and record the episode if it ends."""
         obs, reward, terminated, truncated, info = super().step(action)
         if terminated or truncated:
             episode = info["episode"]
-            episode |= {"t": round(time.time() - self._began, 6), **{key: info[key] for key in self._keywords}}
+            episode["t"] = round(time.time() - self._began, 6)
+            episode |= {key: info[key] for key in self._keywords}
             if self._path is not None:
                 with self._path.open("a", newline="") as file:
                     csv.writer(file).writerow(episode.values())
@@ -44,7 +51,7 @@ class Monitor(RecordEpisodeStatistics):
 
 
 def load_results(path: str | Path) -> Any:
-    """Return all episodes in a folder's `*monitor.csv` as a pandas table, ordered by time; needs pandas.
+    """Return the episodes of all files `*monitor.csv` in a folder as a pandas table, ordered by time.
 
     Raises:
         ValueError: a file is damaged; the error names it.
@@ -55,7 +62,7 @@ def load_results(path: str | Path) -> Any:
     for file in sorted(Path(path).glob("*monitor.csv")):
         with naming_damage(file, "file of Monitor"):
             table = pd.read_csv(file, skiprows=1)
-            table[[*EPISODE]].astype(float)  # they are there, and numbers
+            table[[*EPISODE]].astype(float)  # raises an error unless the columns exist and hold numbers
         tables.append(table)
     if not tables:
         raise FileNotFoundError(f"{path} has no file *monitor.csv; a Monitor(env, {str(path)!r}) writes one")

@@ -1,4 +1,4 @@
-"""Noise on actions in [-1, 1]: settings, which become those of `env_runners(exploration=)`."""
+"""Settings of the noise on actions in [-1, 1], which become those of `env_runners(exploration=)`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass
 class NormalActionNoise:
-    """Independent normal numbers."""
+    """Normal noise that is independent in each step."""
 
     mean: Any
     sigma: Any
@@ -14,7 +14,7 @@ class NormalActionNoise:
 
 @dataclass
 class OrnsteinUhlenbeckActionNoise(NormalActionNoise):
-    """A process that goes on from step to step, and begins at 0 with an episode."""
+    """Ornstein-Uhlenbeck noise, which is correlated over steps. It starts at 0 in each episode."""
 
     theta: float = 0.15
     dt: float = 1e-2

@@ -1,4 +1,4 @@
-"""Random seeds, and schedules over the progress that remains, which falls from 1 to 0."""
+"""Random seeds, and schedules over the remaining progress, which falls from 1 to 0."""
 
 import random
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch
 
 
 def set_random_seed(seed: int, using_cuda: bool = False) -> None:
-    """Seed Python, NumPy and torch; Lockstep's own random numbers come from the `seed` of an algorithm."""
+    """Seed Python, NumPy and torch. Lockstep's own random numbers depend on the option `seed` of an algorithm only."""
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     torch.manual_seed(seed)
@@ -17,7 +17,7 @@ def set_random_seed(seed: int, using_cuda: bool = False) -> None:
 
 @dataclass(frozen=True)
 class LinearSchedule:
-    """A straight line from `start` to `end` over the first `end_fraction` of the run."""
+    """Schedule that is linear from `start` to `end` over the first `end_fraction` of the run, and then constant."""
 
     start: float
     end: float
@@ -31,11 +31,15 @@ get_linear_fn = LinearSchedule
 
 
 @dataclass
-class OverSteps:
-    """A schedule over the progress that remains as one over steps, of a run whose length stands in `total[0]`."""
+class StepSchedule:
+    """Schedule over environment steps, made from a `function` of the remaining progress.
+
+    `total[0]` is the number of steps of the run. It is 0 before `learn`, when the remaining progress is 1.
+    """
 
     function: Callable[[float], float]
     total: list[int]
 
     def __call__(self, step: int) -> float:
-        return float(self.function(max(0.0, 1.0 - step / self.total[0]) if self.total[0] else 1.0))
+        progress_remaining = max(0.0, 1.0 - step / self.total[0]) if self.total[0] else 1.0
+        return float(self.function(progress_remaining))
