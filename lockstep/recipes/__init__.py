@@ -1,9 +1,11 @@
-"""Recipes: settings for an environment, with a return for reference. Those with a promise are known to learn it.
+"""Recipes: settings of an algorithm for an environment, with a reference return.
+
+A recipe with a promise is known to reach the promised return.
 
     recipe = find_recipe("ppo", "CartPole-v1")
     recipe.config().debugging(seed=3).build_trainer().run()
 
-What Lockstep itself reaches with them stands in `benchmarks/results/bench` (`lockstep bench`).
+The results of Lockstep's own runs are in `benchmarks/results/bench` (`lockstep bench`).
 """
 
 from lockstep.envs.make import with_version
@@ -22,9 +24,9 @@ RECIPES: tuple[Recipe, ...] = (*CLASSIC_CONTROL, *BOX2D, *MEMORY, *MUJOCO, *GAME
 
 
 def find_recipe(algorithm: str, env_id: object) -> Recipe | None:
-    """Return the recipe of an algorithm for an environment's id; None where there is none.
+    """Return the recipe of an algorithm for an environment's id, None if there is none.
 
-    An id without a version means the highest one, as in gymnasium.
+    An id without a version means the highest version, as in gymnasium.
     """
     env_id = with_version(env_id) if isinstance(env_id, str) else env_id
     for recipe in RECIPES:

@@ -1,11 +1,11 @@
-"""The benchmark: recipes over several seeds, their results as Parquet, and tables and pictures of them.
+"""The benchmark: runs of recipes with several seeds, their results as Parquet files, tables and pictures of them.
 
-    lockstep bench run ppo CartPole-v1 --seeds 10 --jobs 2      # again: only what is missing; a killed seed goes on
+    lockstep bench run ppo CartPole-v1 --seeds 10 --jobs 2      # again: only missing seeds; a killed seed continues
     lockstep bench table
 
-A result is one row of one file for each recipe: returns of the final evaluation, the curve on the way, the settings,
-versions, the revision, and the SHA-256 of the final weights. One command makes it again, on such a processor to the
-bit. It counts only from a revision that a commit holds.
+A recipe has one file of results, and a seed one row of it: the returns of the final evaluation, the learning curve, the
+settings, the versions, the revision, and the SHA-256 of the final weights. One command reproduces a row, on the same
+kind of processor bit for bit. Therefore only the results of a committed revision count.
 """
 
 from __future__ import annotations
@@ -40,29 +40,30 @@ from lockstep.tracking.records import read_metrics
 from lockstep.tracking.run_folder import RunFolder, versions
 
 SOURCES = Path(__file__).parents[2]
-"""the checkout, or the folder of installed packages"""
+"""Folder of the checkout, or of the installed packages."""
 RESULTS = SOURCES / "benchmarks/results/bench"
-FINAL_EPISODES, RETURN = 50, "returns_stat/mean"
+"""Folder of the results."""
+FINAL_EPISODES = 50
+"""Number of episodes of the final evaluation."""
+RETURN = "returns_stat/mean"
 Row = dict[str, Any]
-"""one seed of one recipe; `run_seed` says which columns"""
+"""Result of one seed of one recipe, with the columns that `run_seed` returns."""
 
 
 def known_recipe(algorithm: str, env: str) -> Recipe:
-    """Return the recipe of a task. Raises `ValueError` naming what there is."""
+    """Return the recipe of an algorithm for an environment. `ValueError` names the existing ones."""
     recipe = find_recipe(algorithm, env)
     if recipe is None:
         envs = [known.env for known in RECIPES if known.algorithm == algorithm]
-        raise ValueError(
-            f"there is no recipe of {algorithm!r} for {env!r}; "
-            + (f"there are some for {', '.join(envs)}" if envs else "`lockstep bench list` shows all")
-        )
+        hint = f"there are some for {', '.join(envs)}" if envs else "`lockstep bench list` shows all"
+        raise ValueError(f"there is no recipe of {algorithm!r} for {env!r}; {hint}")
     return recipe
 
 
 def clean_revision() -> str:
-    """Return the commit that the library's sources are of; of an installed package its version.
+    """Return the commit of the library's sources, or the version of an installed package.
 
-    Raises `ValueError` where the sources differ from the commit, naming files.
+    Raises `ValueError`, which names files, if the sources differ from the commit.
     """
     git = ["git", "-C", str(SOURCES)]
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
@@ -76,9 +77,11 @@ def clean_revision() -> str:
     ).stdout.splitlines()
     if changed:
         files = ", ".join(line[3:] for line in changed[:3])
+        if len(changed) > 3:
+            files += ", ..."
         raise ValueError(
-            f"the sources differ from the commit ({files}{', ...' if len(changed) > 3 else ''}): nobody could make "
-            "the result again. Commit them, or give --draft, which writes elsewhere"
+            f"the sources differ from the commit ({files}): nobody could make the result again. Commit them, or give "
+            "--draft, which writes elsewhere"
         )
     return head.stdout.strip()
 
@@ -88,30 +91,33 @@ def clean_revision() -> str:
 
 @dataclass(frozen=True)
 class Work:
-    """One seed to be run."""
+    """Task of running one seed of a recipe."""
 
     recipe: Recipe
+    """Recipe to run."""
     seed: int
+    """Seed of the run."""
     root: Path
-    """where the runs of this task and revision are"""
+    """Folder of all runs of this recipe and revision."""
     revision: str
+    """Revision of the library, see `clean_revision`."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """options by path, other than the recipe's"""
+    """Options by path that differ from the recipe's."""
     row: Row | None = None
-    """what the seed reached before, with the settings that it learns with again; None: those of the recipe"""
+    """Earlier result to reproduce, with the settings that it has. None: the recipe's settings are used."""
     trust: bool = False
-    """take all objects that the settings of `row` name"""
+    """Whether all objects that the settings of `row` name are accepted."""
 
     @property
     def command(self) -> str:
-        """What makes this result again."""
+        """Command that reproduces the result."""
         action = "run" if self.row is None else "repeat"
         of_seed = f"{self.recipe.algorithm} {self.recipe.env} --first-seed {self.seed} --seeds 1"
         parts = [f"lockstep bench {action} {of_seed}"]
         return " ".join(parts + [f"--set {path}={json.dumps(value)}" for path, value in self.settings.items()])
 
     def config(self) -> Any:
-        """Return the configuration, seed included."""
+        """Return the configuration, including the seed."""
         config = self.recipe.config().debugging(seed=self.seed)
         if self.row is not None:
             stored = with_current_names(json.loads(self.row["settings"]))
@@ -121,39 +127,43 @@ class Work:
         return config
 
     def begin(self, worker: PoolWorker) -> Run:
-        """Return the run: a new one, or one that was stopped, from its newest checkpoint. It stops with its pool."""
+        """Return a new run, or a stopped one from its newest checkpoint. The run stops when its pool does."""
         callbacks = [StopsWithPool(worker)]
-        place = self.root / f"seed_{self.seed}"
-        for folder in sorted(place.glob("*/config.json")):
-            if RunFolder.open(folder.parent).newest_checkpoint() is not None:
-                return prepare_resume(folder.parent).build(callbacks)
-        shutil.rmtree(place, ignore_errors=True)
-        return prepare_run(self.config(), place, callbacks=callbacks)
+        folder = self.root / f"seed_{self.seed}"
+        for config_path in sorted(folder.glob("*/config.json")):
+            if RunFolder.open(config_path.parent).newest_checkpoint() is not None:
+                return prepare_resume(config_path.parent).build(callbacks)
+        shutil.rmtree(folder, ignore_errors=True)  # runs that were killed before their first checkpoint
+        return prepare_run(self.config(), folder, callbacks=callbacks)
 
 
 def run_seed(work: Work, verbose: bool, worker: PoolWorker) -> Row:
     """Train one seed to its end, in a process of `run_seeds`, and return its row.
 
-    The final evaluation plays 50 new episodes with the most likely actions. `seconds` are those of collecting, updating
-    and evaluating; `curve_*` are the evaluations on the way.
+    The final evaluation plays `FINAL_EPISODES` new episodes as the evaluation of the recipe does. `seconds` are those
+    of collection, updates and evaluation; `curve_steps` and `curve_returns` are the evaluations during the run.
     """
-    run, recipe = work.begin(worker), work.recipe
-    trainer, evaluates = run.trainer, run.trainer.test_collector
-    if evaluates is None:
+    recipe = work.recipe
+    run = work.begin(worker)
+    trainer = run.trainer
+    test_collector = trainer.test_collector
+    if test_collector is None:
         raise ValueError(f"the recipe of {recipe.algorithm!r} for {recipe.env!r} has no evaluation")
     title = f"{recipe.algorithm} {recipe.env} seed {work.seed}"
     try:
         for _ in trainer:
-            found = trainer.last_test
-            score = float("nan") if found is None or found.returns_stat is None else found.returns_stat.mean
+            test = trainer.last_test
+            score = float("nan") if test is None or test.returns_stat is None else test.returns_stat.mean
             if verbose:
                 print(f"{title}: {trainer.position:,} of {trainer.total_steps:,} steps, return {score:.1f}", flush=True)
         check_not_stopped(run)
         run.write_summary()
-        final = evaluates.collect(n_episode=FINAL_EPISODES)
+        final = test_collector.collect(n_episode=FINAL_EPISODES)
         weights = [torch_param_hash(part.module) for _, part in sorted(trainer.policy.acting.items())]
-        timing, config = trainer.info().timing, work.config()
-        config.framework.compile = trainer.policy.config.framework.compile  # as it was chosen for "auto"
+        timing = trainer.info().timing
+        config = work.config()
+        # "auto" may choose otherwise in a later version: the row has the choice itself.
+        config.framework.compile = trainer.policy.config.framework.compile
     finally:
         trainer.close()
     curve = evaluations(run.folder)
@@ -178,9 +188,12 @@ def run_seed(work: Work, verbose: bool, worker: PoolWorker) -> Row:
 
 
 def run_seeds(works: Sequence[Work], jobs: int = 1, verbose: bool = True) -> Iterator[Row]:
-    """Run each in a process of its own, `jobs` of them at once; yield rows as they end.
+    """Run seeds, each in its own process, and yield their rows as they end.
 
-    `verbose`: each prints a line after an epoch.
+    Args:
+        works: seeds to run.
+        jobs: number of processes that run at once.
+        verbose: whether each prints a line after every epoch.
     """
     with ProcessPool(jobs) as pool:
         tasks = [pool.submit(run_seed, work, verbose) for work in works]
@@ -189,80 +202,94 @@ def run_seeds(works: Sequence[Work], jobs: int = 1, verbose: bool = True) -> Ite
 
 
 def evaluations(folder: RunFolder) -> dict[int, float]:
-    """Return the mean return of each evaluation of a run by its step."""
-    found = [one for one in read_metrics(folder.path) if one["scope"] == "test" and RETURN in one["data"]]
-    return dict(sorted((int(one["step"]), float(one["data"][RETURN])) for one in found))
+    """Return the mean return of each evaluation of a run, by its step in increasing order."""
+    records = [each for each in read_metrics(folder.path) if each["scope"] == "test" and RETURN in each["data"]]
+    points = [(int(record["step"]), float(record["data"][RETURN])) for record in records]
+    return dict(sorted(points))
 
 
 def plain_settings(config: Any) -> dict[str, Any]:
-    """Return all options but the seed."""
+    """Return all options of a configuration but the seed."""
     options = dict(config.to_dict())
     options.pop("debugging")
     return options
 
 
 def processor() -> str:
-    """Return the processor's name: the bits of a result are those of its kind."""
+    """Return the name of the processor and its number of cores. Other processors may round differently."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+    name = names[0] if names else platform.processor() or platform.machine()
+    return f"{name}, {os.cpu_count()} cores"
 
 
 # -- results ---
 
 
 def file_of(recipe: Recipe, results: Path) -> Path:
-    """Return where the rows of a recipe are."""
+    """Return the file with the rows of a recipe."""
     return results / f"{recipe.algorithm}_{re.sub(r'[^A-Za-z0-9.-]+', '-', recipe.env)}.parquet"
 
 
 def read_rows(recipe: Recipe, results: Path = RESULTS) -> list[Row]:
-    """Return the rows of a recipe in the order of their seeds; none where there is no file."""
-    pyarrow, file = import_pyarrow(), file_of(recipe, results)
+    """Return the rows of a recipe in the order of their seeds; nothing if it has no file."""
+    pyarrow = import_pyarrow()
+    file = file_of(recipe, results)
     rows: list[Row] = pyarrow.parquet.read_table(file).to_pylist() if file.exists() else []
     return sorted(rows, key=lambda row: int(row["seed"]))
 
 
 def add_row(recipe: Recipe, row: Row, results: Path) -> None:
-    """Write a row to those of its recipe, in the place of an older one of its seed; the file is replaced at once."""
-    pyarrow, file = import_pyarrow(), file_of(recipe, results)
-    rows = [kept for kept in read_rows(recipe, results) if kept["seed"] != row["seed"]] + [row]
+    """Add a row to the file of its recipe, in place of an older one with its seed. The file is replaced atomically."""
+    pyarrow = import_pyarrow()
+    file = file_of(recipe, results)
+    rows = [row, *(old for old in read_rows(recipe, results) if old["seed"] != row["seed"])]
+    rows.sort(key=lambda each: int(each["seed"]))
     results.mkdir(parents=True, exist_ok=True)
-    new = file.with_suffix(".new")
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(sorted(rows, key=lambda one: int(one["seed"]))), new)
-    new.replace(file)
+    new_file = file.with_suffix(".new")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), new_file)
+    new_file.replace(file)
 
 
 MAY_DIFFER = ("framework.compile", "framework.compile_after", "framework.device")
+"""Options that may differ between the seeds of a recipe."""
 
 
 def check_same_settings(recipe: Recipe, rows: Iterable[Row], config: AlgorithmConfig) -> None:
-    """Raise `ValueError` where seeds would stand beside others that learned with other settings.
+    """Check that earlier rows of a recipe were made with the settings of a configuration.
 
-    Whether and from which step updates are compiled, and the device, may differ; options that came later stand at
-    their defaults.
+    The options `MAY_DIFFER` are not compared. Options that were added after a row was made must have their defaults.
+
+    Raises `ValueError`, which names the options that differ.
     """
     now = plain_settings(config)
     for row in rows:
         before = with_current_names(json.loads(row["settings"]))
-        other = [
-            f"{section}.{name}={value!r}, now {now[section].get(name)!r}"
-            for section, options in before.items()
-            if isinstance(options, dict)
-            for name, value in options.items()
-            if f"{section}.{name}" not in MAY_DIFFER and not _agrees(value, now[section].get(name))
-        ]
-        if other:
+        differing = []
+        for section, options in before.items():
+            if isinstance(options, dict):
+                differing += _differing(section, options, now[section])
+        if differing:
             raise ValueError(
                 f"seed {row['seed']} of {recipe.algorithm} {recipe.env} was made with other settings "
-                f"({'; '.join(other)}); --again runs all seeds anew, in their place"
+                f"({'; '.join(differing)}); --again runs all seeds anew, in their place"
             )
 
 
+def _differing(section: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return a text for each option of a section that differs from an earlier value."""
+    return [
+        f"{section}.{name}={value!r}, now {now.get(name)!r}"
+        for name, value in before.items()
+        if f"{section}.{name}" not in MAY_DIFFER and not _agrees(value, now.get(name))
+    ]
+
+
 def _agrees(before: JsonValue, now: JsonValue) -> bool:
+    """Return whether two values of an option are equal; a dict may have new keys."""
     if isinstance(before, dict) and isinstance(now, dict):
         return all(name in now and now[name] == value for name, value in before.items())
     return bool(before == now)
@@ -272,12 +299,14 @@ def _agrees(before: JsonValue, now: JsonValue) -> bool:
 
 
 COLUMNS = ("recipe", "steps", "seeds", "IQM", "95 % interval", "worst", "promised", "best", "published", "seconds")
+"""Columns of the table of all results."""
 
 
 def table(results: Path = RESULTS) -> Iterator[tuple[str, ...]]:
-    """Yield a row of `COLUMNS` for each recipe that has results.
+    """Yield a row with the `COLUMNS` for each recipe that has results.
 
-    All but `best` are of the final evaluation; that is the mean over seeds of the best evaluation of each.
+    Returns are those of the final evaluation, except in the column `best`: the mean over seeds of each seed's best
+    evaluation.
     """
     for recipe in RECIPES:
         rows = read_rows(recipe, results)
@@ -300,36 +329,48 @@ def table(results: Path = RESULTS) -> Iterator[tuple[str, ...]]:
 
 
 def markdown_table(results: Path = RESULTS) -> str:
-    """Return the table as Markdown."""
+    """Return the table of all results as Markdown."""
     lines = [COLUMNS, ("---",) + ("---:",) * (len(COLUMNS) - 1), *table(results)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def draw(directory: Path, results: Path = RESULTS, by: Literal["env", "algorithm"] = "env") -> list[Path]:
-    """Write a picture for each environment (or algorithm) that has results, with a panel for each recipe.
+    """Draw the results of each environment, or of each algorithm, with a panel for each recipe.
 
-    Curves are those of `plot_runs`; dashed lines are what was published.
+    Curves are those of `plot_runs`; dashed lines are published returns.
 
     Returns:
-        The paths: `bench_<environment>.png`, or `bench_<algorithm>.png`.
+        The paths of the pictures, `bench_<environment>.png` or `bench_<algorithm>.png`.
     """
     pictures = []
     directory.mkdir(parents=True, exist_ok=True)
     for shared in dict.fromkeys(getattr(recipe, by) for recipe in RECIPES):
-        found = {recipe: read_rows(recipe, results) for recipe in RECIPES if getattr(recipe, by) == shared}
-        groups = {recipe: [_curve(row) for row in rows] for recipe, rows in found.items() if rows}
-        if not groups:
+        curves = {}
+        for recipe in RECIPES:
+            rows = read_rows(recipe, results) if getattr(recipe, by) == shared else []
+            if rows:
+                curves[recipe] = [_curve(row) for row in rows]
+        if not curves:
             continue
-        names = [f"{recipe.algorithm.upper()} {recipe.env}" for recipe in groups]
-        figure = draw_curves({name: {recipe.algorithm.upper(): groups[recipe]} for name, recipe in zip(names, groups)})
-        for recipe, panel in zip(groups, figure.axes):
+
+        panels = {}
+        for recipe, of_recipe in curves.items():
+            algorithm = recipe.algorithm.upper()
+            panels[f"{algorithm} {recipe.env}"] = {algorithm: of_recipe}
+        figure = draw_curves(panels)
+        for recipe, panel in zip(curves, figure.axes):
             panel.axhline(recipe.reference_return, color="#666666", linewidth=1.0, linestyle="--", zorder=1)
-        name = file_of(next(iter(groups)), results).stem.partition("_")[2] if by == "env" else shared
+
+        name = shared
+        if by == "env":  # in the form that file names have
+            name = file_of(next(iter(curves)), results).stem.partition("_")[2]
         pictures.append(directory / f"bench_{name}.png")
         figure.savefig(pictures[-1], dpi=110)
     return pictures
 
 
 def _curve(row: Row) -> Curve:
-    steps, values = np.array(row["curve_steps"]), np.array(row["curve_returns"])
+    """Return the learning curve in a row."""
+    steps = np.array(row["curve_steps"])
+    values = np.array(row["curve_returns"])
     return Curve(steps, values, np.full(len(steps), np.nan))

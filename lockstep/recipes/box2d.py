@@ -8,7 +8,7 @@ from lockstep.recipes.recipe import RL_ZOO, Recipe
 
 
 def ppo_lunar_lander() -> PPOConfig:
-    """A long horizon (gamma 0.999): the landing is paid at the end."""
+    """Return settings with a long horizon (gamma 0.999), because the landing is rewarded at the end."""
     return (
         PPOConfig()
         .environment("LunarLander-v3")
@@ -27,12 +27,12 @@ def ppo_lunar_lander() -> PPOConfig:
 
 
 def ppo_lunar_lander_continuous() -> PPOConfig:
-    """As `ppo_lunar_lander`."""
+    """Return the settings of `ppo_lunar_lander` for continuous actions."""
     return ppo_lunar_lander().environment("LunarLanderContinuous-v3")
 
 
 def dqn_lunar_lander() -> DQNConfig:
-    """A target network that follows slowly, returns of 3 steps, a learning rate that falls to zero."""
+    """Return settings with a target network that follows slowly, 3-step returns, and a decreasing learning rate."""
     return (
         DQNConfig()
         .environment("LunarLander-v3")
@@ -51,7 +51,7 @@ def dqn_lunar_lander() -> DQNConfig:
 
 
 def ppo_bipedal_walker() -> PPOConfig:
-    """32 environments, normalised observations and rewards, a long horizon."""
+    """Return settings with 32 environments, normalised observations and rewards, and a long horizon."""
     return (
         PPOConfig()
         .environment("BipedalWalker-v3", normalize_observations=True, normalize_rewards=True)
@@ -71,7 +71,7 @@ def ppo_bipedal_walker() -> PPOConfig:
 
 
 def tqc_bipedal_walker() -> TQCConfig:
-    """RL Baselines3 Zoo's, with eight environments, a gradient step for each two of their steps, and without gSDE."""
+    """Return the settings of RL Baselines3 Zoo with eight environments, half as many gradient steps, and no gSDE."""
     config = off_policy(TQCConfig(), "BipedalWalker-v3").training(lr=7.3e-4, gamma=0.98, tau=0.02)
     config.rl_module(model_config={"hiddens": (400, 300), "critic_hiddens": (400, 300), "num_critics": 2})
     return config.reporting(total_steps=500_000)

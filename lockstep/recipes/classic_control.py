@@ -1,6 +1,6 @@
 """Recipes for classic control: CartPole, Acrobot, Pendulum, MountainCar.
 
-A rollout divides the run where it can, so that the run ends at its very last step.
+Where possible the length of a run is a multiple of that of a rollout, so that the run ends at exactly this step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ CLEANRL_C51 = "CleanRL, published agent CartPole-v1-c51-seed1, 500k steps"
 
 
 def ppo_cartpole() -> PPOConfig:
-    """100 updates of 1,000 steps; the learning rate falls to zero, which keeps the pole up once it stands."""
+    """Return settings with 100 updates of 1,000 steps.
+
+    The learning rate falls to zero, so that a policy that balances the pole is not changed any more.
+    """
     return (
         PPOConfig()
         .environment("CartPole-v1")
@@ -43,10 +46,11 @@ def ppo_cartpole() -> PPOConfig:
 
 
 def a2c_cartpole() -> A2CConfig:
-    """5 steps of 16 environments for each update, as usual; advantages as they are.
+    """Return settings with the usual 5 steps of 16 environments for each update; advantages are not normalised.
 
-    Once every episode lasts to its end, advantages are noise, which must not be scaled up to a deviation of 1; and with
-    25 steps the value function gets too few gradient steps. With both, six seeds of ten fell from 500 to below 270.
+    Once every episode reaches the time limit, advantages are noise, which must not be scaled up to a deviation of 1.
+    And with 25 steps the value function gets too few gradient steps. With both, six seeds of ten fell from 500 to below
+    270.
     """
     return (
         A2CConfig()
@@ -58,7 +62,7 @@ def a2c_cartpole() -> A2CConfig:
 
 
 def reinforce_cartpole() -> REINFORCEConfig:
-    """Whole episodes, at least 1,000 steps of them for each gradient step."""
+    """Return settings with whole episodes, of at least 1,000 steps together, for each gradient step."""
     return (
         REINFORCEConfig()
         .environment("CartPole-v1")
@@ -69,7 +73,7 @@ def reinforce_cartpole() -> REINFORCEConfig:
 
 
 def trpo_cartpole() -> TRPOConfig:
-    """100 updates of 1,000 steps; twice the default's distance for each."""
+    """Return settings with 100 updates of 1,000 steps, each with twice the default KL divergence."""
     return (
         TRPOConfig()
         .environment("CartPole-v1")
@@ -80,10 +84,10 @@ def trpo_cartpole() -> TRPOConfig:
 
 
 def pqn_cartpole() -> PQNConfig:
-    """250 rollouts of 64 steps of 32 environments, as in the paper's configuration for CartPole.
+    """Return settings with 250 rollouts of 64 steps of 32 environments, as the paper has for CartPole.
 
-    The network is half as wide, the learning rate ten times that, and 5 % of the actions are taken by chance at the end
-    in place of 20 %.
+    Other than in the paper, the network is half as wide, the learning rate is ten times as high, and at the end 5 % of
+    the actions are random instead of 20 %.
     """
     return (
         PQNConfig()
@@ -96,37 +100,43 @@ def pqn_cartpole() -> PQNConfig:
 
 
 def dqn_cartpole() -> DQNConfig:
-    """One gradient step for 2 environment steps. A target network that follows slowly keeps the values from growing
-    without bound, the learning rate that falls to zero keeps the pole up once it stands.
+    """Return settings with one gradient step for 2 environment steps.
 
-    Dueling heads are for actions whose values are nearly the same, as most are here. Without them four seeds of five
-    end at 500 with clipped errors, and fewer with squared ones: the cart drifts out after 150 to 270 steps.
+    A target network that follows slowly keeps the values from growing without bound. The learning rate falls to zero,
+    so that a policy that balances the pole is not changed any more.
+
+    Dueling heads are made for actions whose values are nearly equal, as most are here. Without them only four seeds of
+    five end at 500 with the Huber loss, and fewer with squared errors: the cart drifts out after 150 to 270 steps.
     """
     config = _action_values_cartpole(DQNConfig().training(huber_delta=1.0))
     return config.rl_module(model_config={"dueling": True})
 
 
 def c51_cartpole() -> C51Config:
-    """As DQN. Returns with gamma 0.99 lie between 0 and 100."""
+    """Return the settings of DQN with atoms from 0 to 100, which is the range of returns with gamma 0.99."""
     return _action_values_cartpole(C51Config().training(v_min=0.0, v_max=100.0))
 
 
 def qrdqn_cartpole() -> QRDQNConfig:
-    """As DQN, with 10 quantiles. Their loss is a sum over them, clipped by its norm: twice the learning rate."""
+    """Return the settings of DQN with 10 quantiles and twice the learning rate.
+
+    The loss is a sum over quantiles, and the norm of its gradient is clipped.
+    """
     return _action_values_cartpole(QRDQNConfig().training(num_quantiles=10), lr=2e-3)
 
 
 def iqn_cartpole() -> IQNConfig:
-    """As QR-DQN, with the 8 levels of the defaults, and with dueling heads as DQN."""
+    """Return the settings of QR-DQN with the default 8 quantile levels and the dueling heads of DQN."""
     return _action_values_cartpole(IQNConfig(), lr=2e-3).rl_module(model_config={"dueling": True})
 
 
 def rainbow_cartpole() -> RainbowConfig:
-    """As C51. Noise in the weights explores, and the schedule of epsilon has no effect."""
+    """Return the settings of C51. Noisy weights explore, so that the schedule of epsilon has no effect."""
     return _action_values_cartpole(RainbowConfig().training(v_min=0.0, v_max=100.0))
 
 
 def _action_values_cartpole(config: Config, lr: float = 1e-3) -> Config:
+    """Return a configuration with the settings that algorithms with action values have for CartPole."""
     return (
         config.environment("CartPole-v1")
         .env_runners(num_envs_per_env_runner=8, rollout_fragment_length=25)
@@ -144,10 +154,10 @@ def _action_values_cartpole(config: Config, lr: float = 1e-3) -> Config:
 
 
 def impala_cartpole() -> IMPALAConfig:
-    """Each batch twice, in minibatches: once, as in the paper, takes more steps and falls back more often.
+    """Return settings with two passes over each batch in minibatches.
 
-    Rewards are normalised: with values of 0 to 100 the critic explained nothing, gradients were clipped, and four seeds
-    of ten ended below 450.
+    A single pass, as in the paper, needs more steps and loses what it has learned more often. Rewards are normalised:
+    with values of 0 to 100 the critic explained nothing, gradients were clipped, and four seeds of ten ended below 450.
     """
     return (
         IMPALAConfig()
@@ -159,9 +169,9 @@ def impala_cartpole() -> IMPALAConfig:
 
 
 def appo_cartpole() -> APPOConfig:
-    """As PPO's recipe; with fewer passes for each batch some seeds fall back.
+    """Return settings close to those of PPO: with fewer passes over each batch some seeds lose what they have learned.
 
-    Rewards are normalised as in IMPALA's recipe: without it one seed of ten ended at 185.
+    Rewards are normalised as in IMPALA's recipe. Without that one seed of ten ended at 185.
     """
     return (
         APPOConfig()
@@ -180,7 +190,7 @@ def appo_cartpole() -> APPOConfig:
 
 
 def ppo_acrobot() -> PPOConfig:
-    """16 environments; normalised observations."""
+    """Return settings with 16 environments and normalised observations."""
     return (
         PPOConfig()
         .environment("Acrobot-v1", normalize_observations=True)
@@ -193,12 +203,12 @@ def ppo_acrobot() -> PPOConfig:
 
 
 def dqn_acrobot() -> DQNConfig:
-    """As `dqn_cartpole`, with squared errors and a gradient step for 4 environment steps."""
+    """Return settings like `dqn_cartpole` with squared errors, and a gradient step for 4 environment steps."""
     return _action_values_acrobot(DQNConfig())
 
 
 def a2c_acrobot() -> A2CConfig:
-    """5 steps of 16 environments for each update; normalised observations and rewards."""
+    """Return settings with 5 steps of 16 environments for each update, and normalised observations and rewards."""
     return (
         A2CConfig()
         .environment("Acrobot-v1", normalize_observations=True, normalize_rewards=True)
@@ -209,11 +219,12 @@ def a2c_acrobot() -> A2CConfig:
 
 
 def qrdqn_acrobot() -> QRDQNConfig:
-    """As `dqn_acrobot`, with 25 quantiles."""
+    """Return the settings of `dqn_acrobot` with 25 quantiles."""
     return _action_values_acrobot(QRDQNConfig().training(num_quantiles=25))
 
 
 def _action_values_acrobot(config: Config) -> Config:
+    """Return a configuration with the settings that algorithms with action values have for Acrobot."""
     return (
         config.environment("Acrobot-v1")
         .env_runners(num_envs_per_env_runner=8)
@@ -231,7 +242,7 @@ def _action_values_acrobot(config: Config) -> Config:
 
 
 def trpo_acrobot() -> TRPOConfig:
-    """50 updates of 2,000 steps; normalised observations."""
+    """Return settings with 50 updates of 2,000 steps and normalised observations."""
     return (
         TRPOConfig()
         .environment("Acrobot-v1", normalize_observations=True)
@@ -242,10 +253,10 @@ def trpo_acrobot() -> TRPOConfig:
 
 
 def ppo_pendulum() -> PPOConfig:
-    """A horizon of 20 steps (gamma 0.95) makes the value function easy; rewards are scaled down.
+    """Return settings with a horizon of 20 steps (gamma 0.95), with which the value function is easy to learn.
 
-    With gamma 0.9 swinging back does not pay: from some places full torque holds the pole still at 24 degrees from the
-    bottom, for -1,492 an episode. Without the entropy bonus one seed of ten stops exploring at -640.
+    With gamma 0.9 swinging back does not pay: from some positions full torque holds the pole still at 24 degrees from
+    the bottom, for a return of -1,492. Without the entropy bonus one seed of ten stops exploring at -640.
     """
     return (
         PPOConfig()
@@ -265,7 +276,7 @@ def ppo_pendulum() -> PPOConfig:
 
 
 def sac_pendulum() -> SACConfig:
-    """Small networks, which are enough here; a gradient step for each step of four environments."""
+    """Return settings with small networks, which are enough here, and four environments."""
     return (
         SACConfig()
         .environment("Pendulum-v1")
@@ -278,7 +289,7 @@ def sac_pendulum() -> SACConfig:
 
 
 def tqc_pendulum() -> TQCConfig:
-    """As `sac_pendulum`, with two small critics, for half as many steps."""
+    """Return settings like `sac_pendulum` with two small critics, for half as many steps."""
     return (
         TQCConfig()
         .environment("Pendulum-v1")
@@ -291,7 +302,7 @@ def tqc_pendulum() -> TQCConfig:
 
 
 def crossq_pendulum() -> CrossQConfig:
-    """As `tqc_pendulum`, with critics that are wider than the policy, as in the paper, but not by as much."""
+    """Return settings like `tqc_pendulum` with critics wider than the policy, though less so than in the paper."""
     return (
         CrossQConfig()
         .environment("Pendulum-v1")
@@ -303,7 +314,7 @@ def crossq_pendulum() -> CrossQConfig:
 
 
 def td3_pendulum() -> TD3Config:
-    """As `sac_pendulum`, with a longer warm-up by random actions and a shorter horizon."""
+    """Return settings like `sac_pendulum` with more random actions at the beginning and a shorter horizon."""
     return (
         TD3Config()
         .environment("Pendulum-v1")
@@ -316,7 +327,7 @@ def td3_pendulum() -> TD3Config:
 
 
 def ppo_mountain_car() -> PPOConfig:
-    """16 environments, short rollouts, normalised observations and rewards."""
+    """Return settings with 16 environments, short rollouts, and normalised observations and rewards."""
     return (
         PPOConfig()
         .environment("MountainCar-v0", normalize_observations=True, normalize_rewards=True)
@@ -327,9 +338,10 @@ def ppo_mountain_car() -> PPOConfig:
 
 
 def dqn_mountain_car() -> DQNConfig:
-    """A policy that stays as it is for 16 steps swings the car; one that changed after every step never got to the top.
+    """Return settings in which the policy does not change for 16 steps.
 
-    Values begin near 0, where -50 is the truth: what was never tried looks good, and that has to carry the exploration.
+    Such a policy swings the car; one that changed after every step never reached the top. Values begin near 0 while the
+    true ones are near -50, so that untried actions look good: this optimism has to drive the exploration.
     """
     return (
         DQNConfig()
@@ -351,7 +363,7 @@ def dqn_mountain_car() -> DQNConfig:
 
 
 def trpo_mountain_car() -> TRPOConfig:
-    """100 updates of 2,000 steps; normalised observations and rewards."""
+    """Return settings with 100 updates of 2,000 steps, and normalised observations and rewards."""
     return (
         TRPOConfig()
         .environment("MountainCar-v0", normalize_observations=True, normalize_rewards=True)
@@ -362,7 +374,10 @@ def trpo_mountain_car() -> TRPOConfig:
 
 
 def ppo_mountain_car_continuous() -> PPOConfig:
-    """Noise that stays for 16 steps (gSDE) carries the car up the hill. The one reward is far away: gamma 0.9999."""
+    """Return settings with noise that stays the same for 16 steps (gSDE), which drives the car up the hill.
+
+    The only reward is far away, hence gamma 0.9999.
+    """
     return (
         PPOConfig()
         .environment("MountainCarContinuous-v0", normalize_observations=True, normalize_rewards=True)
@@ -381,7 +396,7 @@ def ppo_mountain_car_continuous() -> PPOConfig:
 
 
 def tqc_mountain_car() -> TQCConfig:
-    """As `sac_mountain_car`, with two small critics and half as many gradient steps."""
+    """Return settings like `sac_mountain_car` with two small critics and half as many gradient steps."""
     return (
         TQCConfig()
         .environment("MountainCarContinuous-v0")
@@ -394,9 +409,10 @@ def tqc_mountain_car() -> TQCConfig:
 
 
 def sac_mountain_car() -> SACConfig:
-    """Noise that lasts (Ornstein-Uhlenbeck) carries the car up the hill. The one reward is far away: gamma 0.9999.
+    """Return settings with noise that is correlated in time (Ornstein-Uhlenbeck), which drives the car up the hill.
 
-    With half as many gradient steps and a learning rate of 1e-3 a seed fell from 93 to -65.
+    The only reward is far away, hence gamma 0.9999. With half as many gradient steps and a learning rate of 1e-3 a seed
+    fell from 93 to -65.
     """
     return (
         SACConfig()

@@ -1,13 +1,15 @@
-"""Settings for all environments of a family, where no recipe is for the very one: published ones, without a promise.
+"""Settings for all environments of a family. They are used if there is no recipe for the environment itself.
 
-Atari (`ALE/Name-v5`, see `lockstep.envs.atari`): four frames are stacked, and the sign of rewards is learned from (Mnih
-et al. 2015), while returns are the game's. Evaluation draws actions, or takes a few by chance: a policy that never
-presses FIRE would play some games without end.
+These settings are published ones, and promise no return.
 
-PPO and A2C: the settings of RL Baselines3 Zoo for Atari, near to those of Schulman et al. 2017, table 5, and Mnih et
-al. 2016, but for a clipping of 0.1 throughout and, with A2C, Adam and a falling learning rate. DQN, C51, QR-DQN: those
-of Dopamine (Castro et al. 2018, https://arxiv.org/abs/1812.06110), which are for sticky actions, with a memory of
-100,000 steps and eight environments.
+Atari (`ALE/Name-v5`, see `lockstep.envs.atari`): four frames are stacked. The algorithms learn from the sign of the
+rewards (Mnih et al. 2015), while returns are those of the game. In an evaluation actions are drawn, or a few are
+random: a policy that never presses FIRE would play some games without an end.
+
+PPO and A2C have the settings of RL Baselines3 Zoo for Atari. They are close to those of Schulman et al. 2017, table 5,
+and Mnih et al. 2016, except for a constant clipping range of 0.1 and, with A2C, Adam and a decreasing learning rate.
+DQN, C51 and QR-DQN have those of Dopamine (Castro et al. 2018, https://arxiv.org/abs/1812.06110), which are for sticky
+actions, with a replay buffer of 100,000 steps and eight environments.
 """
 
 from __future__ import annotations
@@ -29,23 +31,32 @@ STEPS = 10_000_000
 
 @dataclass(frozen=True)
 class Family:
-    """Settings of one algorithm for environments whose ids have a pattern."""
+    """Settings of one algorithm for the environments whose ids match a pattern."""
 
     algorithm: str
+    """Name of the algorithm."""
     pattern: str
-    """with `*` for any letters"""
+    """Pattern of the ids, with `*` for any letters."""
     config: Callable[[], AlgorithmConfig]
-    """makes a new configuration without an environment"""
+    """Function that returns a new configuration, without an environment."""
     source: str
+    """Where the settings were published."""
     total_steps: int = STEPS
+    """Number of environment steps of the run."""
+
+    @property
+    def description(self) -> str:
+        """The family as a source of settings, in words."""
+        return f"the settings of {self.source} for {self.algorithm} on {self.pattern} (no return is promised)"
 
 
 def sign_of_rewards(observation_space: Space[Any], action_space: Space[Any]) -> ClipRewards:
-    """Return a learner connector that leaves the sign of rewards."""
+    """Return a learner connector that replaces rewards by their signs."""
     return ClipRewards(sign=True)
 
 
 def _on_atari(config: AnyConfig) -> AnyConfig:
+    """Return a configuration with the settings that all algorithms have on Atari."""
     config.environment(frame_stack=4)
     config.env_runners(num_envs_per_env_runner=8)
     config.training(learner_connector=sign_of_rewards)
@@ -55,7 +66,7 @@ def _on_atari(config: AnyConfig) -> AnyConfig:
 
 
 def ppo_atari() -> PPOConfig:
-    """128 steps of 8 environments, four passes over minibatches of 256."""
+    """Return settings with 128 steps of 8 environments, and four passes over minibatches of 256."""
     return (
         _on_atari(PPOConfig())
         .training(
@@ -72,7 +83,7 @@ def ppo_atari() -> PPOConfig:
 
 
 def a2c_atari() -> A2CConfig:
-    """5 steps of 16 environments."""
+    """Return settings with 5 steps of 16 environments."""
     return (
         _on_atari(A2CConfig())
         .env_runners(num_envs_per_env_runner=16)
@@ -83,21 +94,22 @@ def a2c_atari() -> A2CConfig:
 
 
 def dqn_atari() -> DQNConfig:
-    """A gradient step for four environment steps, the target network copied every 8,000 of these."""
+    """Return settings with a gradient step for four environment steps; targets are copied every 8,000 of them."""
     return _action_values(DQNConfig().training(huber_delta=1.0), 6.25e-5)
 
 
 def c51_atari() -> C51Config:
-    """As DQN, 51 atoms from -10 to 10; the learning rate of Bellemare et al. 2017."""
+    """Return the settings of DQN with 51 atoms from -10 to 10, and the learning rate of Bellemare et al. 2017."""
     return _action_values(C51Config().training(v_min=-10.0, v_max=10.0), 2.5e-4, 0.01 / 32)
 
 
 def qrdqn_atari() -> QRDQNConfig:
-    """As DQN, 200 quantiles; the learning rate of Dabney et al. 2018."""
+    """Return the settings of DQN with 200 quantiles, and the learning rate of Dabney et al. 2018."""
     return _action_values(QRDQNConfig().training(num_quantiles=200), 5e-5, 0.01 / 32)
 
 
 def _action_values(config: ActionValues, lr: float, adam_epsilon: float = 1.5e-4) -> ActionValues:
+    """Return a configuration with the settings that algorithms with action values have on Atari."""
     return (
         _on_atari(config)
         .training(
@@ -113,7 +125,8 @@ def _action_values(config: ActionValues, lr: float, adam_epsilon: float = 1.5e-4
     )
 
 
-ZOO, DOPAMINE = "RL Baselines3 Zoo", "Dopamine"
+ZOO = "RL Baselines3 Zoo"
+DOPAMINE = "Dopamine"
 FAMILIES: tuple[Family, ...] = (
     Family("ppo", "ALE/*", ppo_atari, ZOO),
     Family("a2c", "ALE/*", a2c_atari, ZOO),
@@ -121,11 +134,11 @@ FAMILIES: tuple[Family, ...] = (
     Family("c51", "ALE/*", c51_atari, DOPAMINE),
     Family("qrdqn", "ALE/*", qrdqn_atari, DOPAMINE),
 )
-"""At most one for each algorithm and environment."""
+"""All settings of families, at most one for each algorithm and environment."""
 
 
 def find_family(algorithm: str, env_id: object) -> Family | None:
-    """Return the settings of an algorithm for the family of an environment's id; None where there are none."""
+    """Return the settings of an algorithm for the family of an environment's id, None if there are none."""
     for family in FAMILIES:
         if family.algorithm == algorithm and isinstance(env_id, str) and fnmatchcase(env_id, family.pattern):
             return family

@@ -1,8 +1,8 @@
-"""Recipes for games that are seen as images: the five of MinAtar, and Pong.
+"""Recipes for games with images as observations: the five games of MinAtar, and Pong.
 
-MinAtar's (Young & Tian 2019, https://arxiv.org/abs/1903.03176): the network of the paper, one convolution of 16 filters
-of 3 x 3 and 128 units, and 2,000,000 frames instead of 5,000,000. Evaluation draws actions, or takes one of a hundred
-by chance: some games would not end otherwise.
+MinAtar (Young & Tian 2019, https://arxiv.org/abs/1903.03176): the network is that of the paper, one convolution of 16
+filters of 3 x 3 and 128 units. Runs have 2,000,000 frames instead of 5,000,000. In an evaluation actions are drawn, or
+one of a hundred is random: some games would not end otherwise.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from lockstep.recipes.families import ppo_atari
 from lockstep.recipes.recipe import Recipe
 
 FRAMES = 2_000_000
+"""Number of frames of a MinAtar run."""
 MINATAR_NETWORK = {
     "conv_filters": ((16, 3, 1),),
     "conv_activation": "relu",
@@ -24,7 +25,7 @@ MINATAR_NETWORK = {
 
 
 def ppo_minatar(env: str) -> PPOConfig:
-    """80 steps of 50 environments, a rate that falls to zero, one network for the policy and the value."""
+    """Return settings with 80 steps of 50 environments, and one network for policy and value."""
     return (
         PPOConfig()
         .environment(env)
@@ -44,7 +45,7 @@ def ppo_minatar(env: str) -> PPOConfig:
 
 
 def pqn_minatar(env: str) -> PQNConfig:
-    """40 steps of 50 environments, exploration over a tenth of the run."""
+    """Return settings with 40 steps of 50 environments, and exploration in the first tenth of the run."""
     return (
         PQNConfig()
         .environment(env)
@@ -62,9 +63,11 @@ def pqn_minatar(env: str) -> PQNConfig:
 
 
 def dqn_minatar(env: str) -> DQNConfig:
-    """As in the paper: learning after 5,000 frames, a memory of 100,000, errors clipped at 1. Not as there: Adam,
-    double Q-learning, sixteen environments, a batch of 64 for eight frames instead of eight of 32, a target network
-    that is copied every 2,000 frames.
+    """Return settings close to those of the paper.
+
+    As in the paper, learning begins after 5,000 frames, the buffer holds 100,000 transitions, and errors are clipped at
+    1. Different are Adam, double Q-learning, sixteen environments, one batch of 64 for eight frames instead of eight of
+    32, and a target network that is copied every 2,000 frames.
     """
     return (
         DQNConfig()
@@ -85,7 +88,7 @@ def dqn_minatar(env: str) -> DQNConfig:
 
 
 def ppo_pong() -> PPOConfig:
-    """As for all games of Atari, with 16 environments, four times the learning rate, and a run of 2,000,000 steps."""
+    """Return the settings for all Atari games with 16 environments and four times the learning rate."""
     return (
         ppo_atari()
         .environment("ALE/Pong-v5")
@@ -99,13 +102,12 @@ DALEY = "Daley et al. 2025 (RLC), DQN, evaluated with epsilon 0.01, {} frames (3
 GYMNAX = "gymnax-blines, PPO, 10M steps, without sticky actions"
 GREENQUIST = "github.com/nickgreenquist/deep-rl-from-scratch, PPO, 5M frames (3 seeds)"
 
-
 PROMISES = {"Breakout": {"pqn": 19.0, "ppo": 11.0}}
-"""of the games that have run with three seeds"""
+"""Promised return by game and algorithm, for the games that have run with three seeds."""
 
 
 def minatar_recipes() -> Iterator[Recipe]:
-    """Yield the recipes of the three algorithms for each game."""
+    """Yield the recipes of three algorithms for each MinAtar game."""
     for game, dqn, frames, ppo, source in (
         ("Asterix", 28.80, "2M", 15.0, GYMNAX),
         ("Breakout", 24.03, "2M", 28.0, GYMNAX),
@@ -113,10 +115,11 @@ def minatar_recipes() -> Iterator[Recipe]:
         ("Seaquest", 72.69, "10M", 24.5, GREENQUIST),
         ("SpaceInvaders", 107.30, "2M", 131.0, GYMNAX),
     ):
-        env, published = f"MinAtar/{game}-v1", DALEY.format(frames)
-        ours = PROMISES.get(game, {})
-        yield Recipe("pqn", env, partial(pqn_minatar, env), dqn, published, FRAMES, promise=ours.get("pqn"))
-        yield Recipe("ppo", env, partial(ppo_minatar, env), ppo, source, FRAMES, promise=ours.get("ppo"))
+        env = f"MinAtar/{game}-v1"
+        published = DALEY.format(frames)
+        promises = PROMISES.get(game, {})
+        yield Recipe("pqn", env, partial(pqn_minatar, env), dqn, published, FRAMES, promise=promises.get("pqn"))
+        yield Recipe("ppo", env, partial(ppo_minatar, env), ppo, source, FRAMES, promise=promises.get("ppo"))
         yield Recipe("dqn", env, partial(dqn_minatar, env), dqn, published, FRAMES, promise=None)
 
 

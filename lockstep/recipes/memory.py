@@ -1,4 +1,4 @@
-"""Recipes for tasks that need a memory: CartPole and Pendulum whose velocities are not observed."""
+"""Recipes for tasks that need a memory: CartPole and Pendulum without observed velocities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WITH_VELOCITIES = "the best there is, also where velocities are observed"
 
 
 def ppo_stateless_cartpole() -> PPOConfig:
-    """An LSTM of 64 numbers for the policy and one for the value; normalised rewards, a rate that falls to zero."""
+    """Return settings with an LSTM of 64 units for the policy, another for the value, and normalised rewards."""
     return (
         PPOConfig()
         .environment("lockstep/StatelessCartPole-v0", normalize_rewards=True)
@@ -26,13 +26,14 @@ def ppo_stateless_cartpole() -> PPOConfig:
 
 
 def small_rewards(observation_space: Space[Any], action_space: Space[Any]) -> ScaleRewards:
-    """Return a learner connector that makes a step worth 0.02, so that returns are of the order of 1."""
+    """Return a learner connector that multiplies rewards by 0.02, so that returns are of the order of 1."""
     return ScaleRewards(0.02)
 
 
 def dqn_stateless_cartpole() -> DQNConfig:
-    """Sequences of 32 steps after up to 8 that only fill the memory. Rewards are small: what an LSTM gives out lies
-    between -1 and 1.
+    """Return settings with sequences of 32 steps, after up to 8 steps that only fill the memory.
+
+    Rewards are scaled down because the outputs of an LSTM lie between -1 and 1.
     """
     return (
         DQNConfig()
@@ -53,8 +54,10 @@ def dqn_stateless_cartpole() -> DQNConfig:
 
 
 def sac_stateless_pendulum() -> SACConfig:
-    """Short sequences, since two steps show the velocity. Rewards are normalised, so that returns are about 1, and the
-    temperature begins low: at 1 the entropy would be worth more than they are.
+    """Return settings with short sequences, since two steps show the velocity.
+
+    Rewards are normalised, so that returns are about 1. The temperature begins low: at 1 the entropy would count more
+    than the returns.
     """
     return (
         SACConfig()

@@ -1,7 +1,8 @@
-"""Recipes for the robots of MuJoCo."""
+"""Recipes for the MuJoCo robots."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import TypeVar
 
@@ -12,8 +13,9 @@ TIANSHOU_PPO = "Tianshou's published benchmark, v3, 1M steps (mean over 10 seeds
 
 
 def ppo_mujoco(env: str) -> PPOConfig:
-    """Nearly as in Tianshou's benchmark, which has 64 environments, and minibatches of 64: normalised observations and
-    rewards, a learning rate that falls to zero.
+    """Return settings close to those of Tianshou's benchmark, which has 64 environments and minibatches of 64.
+
+    Observations and rewards are normalised, and the learning rate falls to zero.
     """
     return (
         PPOConfig()
@@ -33,21 +35,23 @@ def ppo_mujoco(env: str) -> PPOConfig:
 
 
 def ppo_half_cheetah() -> PPOConfig:
-    """As the other robots, with a shorter horizon and less noise to begin with: without them one seed of three ended at
-    3,548, on its back.
+    """Return the settings of the other robots with a shorter horizon and less noise at the beginning.
+
+    Without these one seed of three ended at 3,548, on its back.
     """
     config = ppo_mujoco("HalfCheetah-v5").training(gamma=0.98, lambda_=0.92)
     return config.rl_module(model_config={"log_std_init": -1.0})
 
 
 def ppo_swimmer() -> PPOConfig:
-    """As the other robots, with a long horizon: a stroke pays late. With gamma 0.99 a seed ended at 44."""
+    """Return the settings of the other robots with a long horizon, as a stroke pays late. Gamma 0.99 ended at 44."""
     return ppo_mujoco("Swimmer-v5").training(gamma=0.9999)
 
 
 def ppo_ant() -> PPOConfig:
-    """As the other robots, with the observations and rewards of v3, where contact forces were zero: as 78 more numbers
-    that mostly tell nothing they held five seeds at 1,379 to 2,629.
+    """Return the settings of the other robots with the observations and rewards of v3, which had no contact forces.
+
+    With these 78 numbers, which mostly say nothing, five seeds ended between 1,379 and 2,629.
     """
     of_v3 = {"include_cfrc_ext_in_observation": False, "contact_cost_weight": 0.0}
     return ppo_mujoco("Ant-v5").environment(env_config=of_v3)
@@ -57,8 +61,9 @@ OffPolicy = TypeVar("OffPolicy", SACConfig, TQCConfig, CrossQConfig)
 
 
 def off_policy(config: OffPolicy, env: str) -> OffPolicy:
-    """Tianshou's settings (a learning rate of 1e-3, 10,000 random steps first) with eight environments, a gradient step
-    for each two of their steps, and products in bfloat16.
+    """Return a configuration with Tianshou's settings: a learning rate of 1e-3, and 10,000 random steps first.
+
+    Different are eight environments, a gradient step for two environment steps, and matrix products in bfloat16.
     """
     config.environment(env).env_runners(num_envs_per_env_runner=8).training(lr=1e-3)
     config.replay(capacity=300_000, learning_starts=10_000, update_per_step=0.5)
@@ -67,48 +72,48 @@ def off_policy(config: OffPolicy, env: str) -> OffPolicy:
 
 
 def sac_mujoco(env: str) -> SACConfig:
-    """Two critics of two layers of 256."""
+    """Return settings with two critics of two layers of 256 units."""
     return off_policy(SACConfig(), env)
 
 
 def tqc_mujoco(env: str) -> TQCConfig:
-    """As RL Baselines3 Zoo's: two critics of two layers of 256. The paper has five, of three layers of 512."""
+    """Return settings with two critics of two layers of 256 units, as RL Baselines3 Zoo has.
+
+    The paper has five critics of three layers of 512 units.
+    """
     return off_policy(TQCConfig(), env).rl_module(model_config={"num_critics": 2, "critic_hiddens": (256, 256)})
 
 
 def crossq_mujoco(env: str) -> CrossQConfig:
-    """Two critics of two layers of 256. The paper's have 2048."""
+    """Return settings with two critics of two layers of 256 units. Those of the paper have 2,048."""
     return off_policy(CrossQConfig(), env).rl_module(model_config={"critic_hiddens": (256, 256)})
 
 
 OFF_POLICY_PROMISES = {("sac", "HalfCheetah-v5"): 7300.0, ("crossq", "HalfCheetah-v5"): 9600.0}
+"""Promised return by algorithm and environment, for those that have run with three seeds."""
 TIANSHOU_SAC = "Tianshou's published benchmark, SAC, v3, 300k steps (10 seeds, lr 1e-3)"
 
 
-MUJOCO: tuple[Recipe, ...] = (
-    *(
-        Recipe("ppo", env, config, reference, TIANSHOU_PPO, 1_000_000, promise, requires="mujoco")
-        for env, config, reference, promise in (
-            ("HalfCheetah-v5", ppo_half_cheetah, 5783.9, 5150.0),
-            ("Hopper-v5", partial(ppo_mujoco, "Hopper-v5"), 2609.3, 2200.0),
-            ("Walker2d-v5", partial(ppo_mujoco, "Walker2d-v5"), 3588.5, 900.0),
-            ("Ant-v5", ppo_ant, 3258.4, 3100.0),
-            ("Swimmer-v5", ppo_swimmer, 66.7, 42.0),
-            ("InvertedDoublePendulum-v5", partial(ppo_mujoco, "InvertedDoublePendulum-v5"), 9231.3, 7900.0),
-        )
-    ),
-    *(
-        Recipe(
-            algorithm,
-            env,
-            partial(config, env),
-            reference,
-            TIANSHOU_SAC,
-            300_000,
-            promise=OFF_POLICY_PROMISES.get((algorithm, env)),
-            requires="mujoco",
-        )
-        for env, reference in (("HalfCheetah-v5", 9059.256), ("Hopper-v5", 3387.66), ("Walker2d-v5", 3386.777))
-        for algorithm, config in (("sac", sac_mujoco), ("tqc", tqc_mujoco), ("crossq", crossq_mujoco))
-    ),
-)
+def ppo_recipes() -> Iterator[Recipe]:
+    """Yield the recipes of PPO."""
+    for env, config, reference, promise in (
+        ("HalfCheetah-v5", ppo_half_cheetah, 5783.9, 5150.0),
+        ("Hopper-v5", partial(ppo_mujoco, "Hopper-v5"), 2609.3, 2200.0),
+        ("Walker2d-v5", partial(ppo_mujoco, "Walker2d-v5"), 3588.5, 900.0),
+        ("Ant-v5", ppo_ant, 3258.4, 3100.0),
+        ("Swimmer-v5", ppo_swimmer, 66.7, 42.0),
+        ("InvertedDoublePendulum-v5", partial(ppo_mujoco, "InvertedDoublePendulum-v5"), 9231.3, 7900.0),
+    ):
+        yield Recipe("ppo", env, config, reference, TIANSHOU_PPO, 1_000_000, promise, requires="mujoco")
+
+
+def off_policy_recipes() -> Iterator[Recipe]:
+    """Yield the recipes of three off-policy algorithms for each robot."""
+    for env, reference in (("HalfCheetah-v5", 9059.256), ("Hopper-v5", 3387.66), ("Walker2d-v5", 3386.777)):
+        for algorithm, config in (("sac", sac_mujoco), ("tqc", tqc_mujoco), ("crossq", crossq_mujoco)):
+            make = partial(config, env)
+            promise = OFF_POLICY_PROMISES.get((algorithm, env))
+            yield Recipe(algorithm, env, make, reference, TIANSHOU_SAC, 300_000, promise, requires="mujoco")
+
+
+MUJOCO: tuple[Recipe, ...] = (*ppo_recipes(), *off_policy_recipes())

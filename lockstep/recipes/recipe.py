@@ -1,4 +1,4 @@
-"""`Recipe`: a full configuration with the return to expect."""
+"""`Recipe`: a full configuration of an algorithm for an environment, with the return that it should reach."""
 
 from __future__ import annotations
 
@@ -13,21 +13,26 @@ class Recipe:
     """Settings for one algorithm on one environment."""
 
     algorithm: str
-    """e.g. "ppo" """
+    """Name of the algorithm, for example "ppo"."""
     env: str
-    """the environment's id"""
+    """Id of the environment."""
     config: Callable[[], AlgorithmConfig]
-    """makes a new configuration at each call, environment and `total_steps` set"""
+    """Function that returns a new configuration at each call, with the environment and `total_steps`."""
     reference_return: float
-    """mean return that someone else's implementation reached; on data of our own agents: ours"""
+    """Mean return that another implementation has reached. For data of our own agents it is Lockstep's return."""
     reference_source: str
-    """who, and after how many steps"""
+    """Source of the reference return, and the number of its steps."""
     total_steps: int
-    """environment steps of the whole run; where data are there already: gradient steps"""
+    """Number of environment steps of the run (offline: gradient steps)."""
     promise: float | None
-    """mean return that the worst of its seeds reached at the final evaluation, rounded down; None: they have not run"""
+    """Mean return that the worst of its seeds reached in the final evaluation, rounded down. None: no seed has run."""
     requires: str | None = None
-    """the extra that the environment or its data need (`install_hint` says how to install it)"""
+    """Extra that the environment or its data need (`install_hint` says how to install it)."""
+
+    @property
+    def description(self) -> str:
+        """The recipe as a source of settings, in words."""
+        return f"the recipe for {self.algorithm} on {self.env} (reference return {self.reference_return:g})"
 
 
 RL_ZOO = "RL Baselines3 Zoo, benchmark.md (one run, deterministic policy)"

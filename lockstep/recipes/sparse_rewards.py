@@ -1,4 +1,4 @@
-"""Recipes for tasks whose one reward is far away: hindsight and intrinsic rewards."""
+"""Recipes for tasks with a single reward that is far away: hindsight and intrinsic rewards."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from lockstep.recipes.recipe import Recipe
 
 
 def dqn_bit_flipping() -> DQNConfig:
-    """15 bits. With `replay(her=False)` the same settings learn nothing: every episode returns -15."""
+    """Return settings for 15 bits with hindsight. With `replay(her=False)` they learn nothing: every return is -15."""
     return (
         DQNConfig()
         .environment("lockstep/BitFlipping-v0")
@@ -27,7 +27,7 @@ def dqn_bit_flipping() -> DQNConfig:
 
 
 def ppo_sparse_maze() -> PPOConfig:
-    """New cells are rewarded; without `intrinsic_reward="rnd"` the same settings never see the exit."""
+    """Return settings with an intrinsic reward for new cells. Without it (`"rnd"`) the exit is never found."""
     return (
         PPOConfig()
         .environment("lockstep/SparseMaze-v0")

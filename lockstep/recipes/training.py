@@ -1,4 +1,4 @@
-"""`train`: from two names to a trained agent and its folder, with the settings that the command line takes too."""
+"""`train`: trains an agent from the names of an algorithm and an environment, as `lockstep train` does."""
 
 from __future__ import annotations
 
@@ -19,20 +19,26 @@ from lockstep.runs.run import TrainResult, prepare_run
 from lockstep.trainer.build import rescale_schedules
 from lockstep.trainer.callbacks import Callback
 
-RUNNERS, ENVS_PER_RUNNER = "env_runners.num_env_runners", "env_runners.num_envs_per_env_runner"
+RUNNERS = "env_runners.num_env_runners"
+ENVS_PER_RUNNER = "env_runners.num_envs_per_env_runner"
 
 
 @dataclass
 class Settings:
-    """A configuration and where its options come from."""
+    """Configuration of a run, with the sources of its options."""
 
     config: AlgorithmConfig
+    """The configuration, which is changed in place."""
     sources: list[str] = field(default_factory=list)
-    """in words, in the order in which they were applied"""
+    """Descriptions of the sources, in the order in which they were applied."""
 
     def share_environments(self, options: Collection[str], num_envs: int) -> None:
-        """Share `num_envs` environments out over the env runners, where `options` set the number of env runners (or of
-        all environments) and not that of the environments of each.
+        """Divide `num_envs` environments among the env runners, if their number per env runner is not set.
+
+        Args:
+            options: paths of the options that were set. Only a number of env runners, or of all environments
+                (`num_envs`), is a reason to divide them.
+            num_envs: number of environments of all env runners together.
         """
         if ENVS_PER_RUNNER in options or not {RUNNERS, "num_envs"} & set(options):
             return
@@ -42,7 +48,7 @@ class Settings:
             self.sources.append(f"{num_envs} environments, {section.num_envs_per_env_runner} on each env runner")
 
     def stretch(self, before: int, after: object) -> None:
-        """Stretch the schedules of a recipe from one length of the run to another."""
+        """Stretch the schedules of a recipe from one length of the run to another. None leaves them as they are."""
         if after is None or after == before:
             return
         length: int = check_whole("reporting.total_steps", after, 1)
@@ -53,7 +59,10 @@ class Settings:
             self.sources.append(f"{paths} stretched to {length:,} steps")
 
     def start_early(self, total_steps: int | None) -> None:
-        """Begin to learn in the first tenth of a run, where settings of a family are made for longer ones."""
+        """Begin to learn in the first tenth of a run. The settings of families are made for runs of millions of steps.
+
+        With them a short run would end before it has learned anything.
+        """
         config = self.config
         if total_steps is not None and config.is_off_policy and config.replay.learning_starts > total_steps // 10:
             config.replay(learning_starts=total_steps // 10)
@@ -70,40 +79,57 @@ def find_settings(
     file: tuple[str, Mapping[str, Any]] | None = None,
     trust: bool = False,
 ) -> Settings:
-    """Return the settings of a run: the recipe (or those for the environment's family, or the algorithm's defaults, or
-    a copy of a configuration), then the options by section of `file`, `(name, options)`, then `options` by path.
+    """Return the settings of a run.
 
-    `env`: an id, `module:Class`, a PettingZoo module, a class or a function. An id without a version gets the highest
-    one, which the configuration names, so that it is the same environment for ever. `num_envs`: environments of all env
-    runners together. The number of all environments stays the same where only the number of env runners is set. The
-    schedules of a recipe are stretched where `options` set other `reporting.total_steps`. `trust`: take all objects
-    that the file names. Raises `ValueError` for mistakes, and (`UntrustedError`) for an object in the file that needs
-    `trust=True`.
+    They begin with the recipe; or the settings for the environment's family; or the algorithm's defaults; or a copy of
+    a configuration. Options of a file are applied next, and `options` last. The number of all environments stays the
+    same if only the number of env runners is set. The schedules of a recipe are stretched if `options` have another
+    `reporting.total_steps`.
+
+    Args:
+        algorithm: name of an algorithm, or a configuration.
+        env: an id, `module:Class`, a PettingZoo module, a class or a function. An id without a version gets the highest
+            one. The configuration names the version, so that it always means the same environment.
+        recipe: whether recipes and settings of families are used.
+        num_envs: number of environments of all env runners together.
+        options: options by path, or nested.
+        file: name of a file, and its options by section.
+        trust: whether all objects that the file names are accepted.
+
+    Raises:
+        ValueError: an option or a name is wrong.
+        UntrustedError: the file names an object that needs `trust=True`.
     """
     options = settings_by_path(options or {})
     if isinstance(env, str):
         named = named_environment(env)
-        env = env if is_module_name(env) else with_version(named) if isinstance(named, str) else named
-    settings, found = _first_settings(algorithm, env, recipe)
+        if not is_module_name(env):  # the name of a module stays, as it can be saved; it has been checked now
+            env = with_version(named) if isinstance(named, str) else named
+    settings, preset = _first_settings(algorithm, env, recipe)
     config = settings.config
-    length = None  # of the run that a whole configuration in a file is made for, with its schedules
+
+    schedule_steps = None  # length of the run that the schedules are made for, if it is not that of the preset
     if file is not None:
         name, sections = file
-        runners, total = sections.get("env_runners"), config.env_runners.num_envs
+        runners = sections.get("env_runners")
+        num_before = config.env_runners.num_envs
         config.update_from_dict(sections, trust=trust, file=name)
+        # A file with all training options has schedules of its own, which are made for the length that it has.
         if config.training.options().keys() <= sections.get("training", {}).keys():
-            length = config.reporting.total_steps
+            schedule_steps = config.reporting.total_steps
         settings.sources.append(name)
         names = runners if isinstance(runners, Mapping) else ()
-        settings.share_environments([f"env_runners.{option}" for option in names], total)
+        settings.share_environments([f"env_runners.{option}" for option in names], num_before)
+
     if env is not None:
         config.environment(env)
-    if found is not None:
+    if preset is not None:
         total_steps = options.get("reporting.total_steps")
-        settings.stretch(length or found.total_steps, total_steps)
-        if isinstance(found, Family):
+        settings.stretch(schedule_steps or preset.total_steps, total_steps)
+        if isinstance(preset, Family):
             settings.start_early(total_steps)
-    total = config.env_runners.num_envs
+
+    num_before = config.env_runners.num_envs
     for path, value in options.items():
         config.set_path(path, value)
     if num_envs is not None:
@@ -112,30 +138,28 @@ def find_settings(
                 f"num_envs={num_envs} and {ENVS_PER_RUNNER}={options[ENVS_PER_RUNNER]} are not allowed together; give "
                 "num_envs for the environments of all env runners, or the other for those of each"
             )
-        total = check_whole("num_envs", num_envs, 1)
+        num_before = check_whole("num_envs", num_envs, 1)
         options = {"num_envs": num_envs, **options}
     if options:
         settings.sources.append(", ".join(f"{path}={value!r}" for path, value in options.items()))
-    settings.share_environments(options, total)
+    settings.share_environments(options, num_before)
     return settings
 
 
 def _first_settings(
     algorithm: str | AlgorithmConfig, env: EnvLike | None, recipe: bool
 ) -> tuple[Settings, Recipe | Family | None]:
-    """Return the settings that a run begins with, and the recipe or family that they are of."""
+    """Return the settings that a run begins with, and the recipe or family that they come from."""
     if isinstance(algorithm, AlgorithmConfig):
         return Settings(algorithm.copy(), ["the configuration that was given"]), None
     config = get_config(algorithm)
     name = env.rpartition(":")[2] if isinstance(env, str) else env
-    found = (find_recipe(config.algorithm, name) or find_family(config.algorithm, name)) if recipe else None
-    if found is None:
+    preset: Recipe | Family | None = None
+    if recipe:
+        preset = find_recipe(config.algorithm, name) or find_family(config.algorithm, name)
+    if preset is None:
         return Settings(config, [f"the defaults of {config.algorithm}"]), None
-    if isinstance(found, Recipe):
-        words = f"the recipe for {found.algorithm} on {found.env} (reference return {found.reference_return:g})"
-    else:
-        words = f"the settings of {found.source} for {found.algorithm} on {found.pattern} (no return is promised)"
-    return Settings(found.config(), [words]), found
+    return Settings(preset.config(), [preset.description]), preset
 
 
 def train(
@@ -151,22 +175,37 @@ def train(
     settings: Mapping[str, Any] | None = None,
     init_from: str | Path | None = None,
 ) -> TrainResult:
-    """Train and return the policy, the history and the run's folder.
+    """Train an agent, and return its policy, the history and the run's folder.
 
-    `algorithm`: a name such as "ppo", or a configuration. `env`: an id, `module:Class`, a class or a function. A name
-    begins with the recipe for this algorithm and environment where there is one (`recipe=False`: with the
-    algorithm's defaults), as the command `lockstep train` does; `result.sources` says with which. A configuration
-    is taken as it is. `num_envs`: environments in all, however many env runners share them. `settings`: more
-    options by path, `{"training.lr": 1e-3}`, or nested, `{"training": {"lr": 1e-3}}`. `init_from`: a run or a
-    checkpoint to begin with the weights and the connectors' statistics of; everything else is new. Raises
-    `ValueError` for unknown names (with a suggestion).
+    An algorithm's name begins with the recipe for the environment, as the command `lockstep train` does, or with other
+    settings that `result.sources` names. A configuration is taken as it is.
+
+    Args:
+        algorithm: name such as "ppo", or a configuration.
+        env: an id, `module:Class`, a class or a function.
+        total_steps: environment steps of the run (offline: gradient steps).
+        seed: seed of all random streams.
+        num_envs: number of environments of all env runners together.
+        recipe: whether a recipe is used; otherwise the algorithm's defaults.
+        root: folder in which the run's folder is made.
+        callbacks: callbacks of the trainer.
+        settings: further options by path, `{"training.lr": 1e-3}`, or nested, `{"training": {"lr": 1e-3}}`.
+        init_from: a run or a checkpoint whose weights and connector statistics are used at the beginning. Everything
+            else is new.
+
+    Raises:
+        ValueError: a name is unknown. The message suggests the closest one.
     """
-    named = {"reporting.total_steps": total_steps, "debugging.seed": seed}
-    options = {path: value for path, value in named.items() if value is not None}
-    chosen = find_settings(
-        algorithm, env, recipe=recipe, num_envs=num_envs, options={**options, **settings_by_path(settings or {})}
-    )
+    options: dict[str, Any] = {}
+    if total_steps is not None:
+        options["reporting.total_steps"] = total_steps
+    if seed is not None:
+        options["debugging.seed"] = seed
+    options.update(settings_by_path(settings or {}))
+
+    run_settings = find_settings(algorithm, env, recipe=recipe, num_envs=num_envs, options=options)
+    sources = run_settings.sources
     if init_from is not None:
-        chosen.sources.append(f"weights of {init_from}")
-    run = prepare_run(chosen.config, root, callbacks=callbacks, init_from=init_from, sources=chosen.sources)
+        sources.append(f"weights of {init_from}")
+    run = prepare_run(run_settings.config, root, callbacks=callbacks, init_from=init_from, sources=sources)
     return run.finish()
