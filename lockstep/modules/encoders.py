@@ -1,7 +1,7 @@
-"""From observations of any space to feature vectors.
+"""Encoders, which turn observations of any space into feature vectors.
 
-An `Encoder` is a tree of features that mirrors the space (flat numbers, one-hot, convolutions), whose outputs are
-joined, and a multi-layer perceptron on top.
+An `Encoder` has a tree of `Features` modules that mirrors the space (flat numbers, one-hot, convolutions), whose
+outputs are concatenated, and a multi-layer perceptron above it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,20 @@ from lockstep.options.checks import is_whole
 from lockstep.state.streams import global_generator
 
 NATURE_FILTERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+"""Convolutions of Mnih et al. 2015 as (channels, kernel, stride)."""
 SMALL_FILTERS = ((16, 3, 1), (32, 3, 1))
-IMPALA_CHANNELS, BLOCKS_EACH = (16, 32, 32), 2
+"""Convolutions for images that are too small for those of Mnih et al. 2015."""
+IMPALA_CHANNELS = (16, 32, 32)
+"""Channels of the three sections of Espeholt et al. 2018."""
+BLOCKS_PER_SECTION = 2
+"""Number of residual blocks in each section of Espeholt et al. 2018."""
 
 
 def is_image(space: Space[Any]) -> bool:
     """Return whether a Box is treated as an image.
 
-    That is: three dimensions of which the two spatial ones are at least 8 (see `channels_last`), or two such dimensions
-    of bytes (one grey channel).
+    An image has three dimensions, of which the two spatial ones are at least 8 (see `channels_last`), or two such
+    dimensions of bytes (one grey channel).
     """
     if not isinstance(space, spaces.Box):
         return False
@@ -42,9 +47,9 @@ def is_image(space: Space[Any]) -> bool:
 
 
 def channels_last(shape: Sequence[int]) -> bool:
-    """Return whether the last of an image's three dimensions is its channels.
+    """Return whether the last of an image's three dimensions has its channels.
 
-    The smaller of first and last is taken for the channels, the last one when they are equal.
+    The channels are the smaller of the first and the last dimension; the last one if they are equal.
     """
     return shape[-1] <= shape[0]
 
@@ -57,7 +62,7 @@ def _image_size(shape: Sequence[int]) -> tuple[int, int]:
 
 
 class Features(nn.Module):
-    """Base of what turns one leaf or branch of an observation into `[N, output_size]`."""
+    """Base class of modules that turn one leaf or branch of an observation into features `[N, output_size]`."""
 
     output_size: int
 
@@ -66,7 +71,7 @@ class Features(nn.Module):
         self.space = space
 
     def check(self, obs: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Return `obs` if it ends in `shape`; the error names the space otherwise."""
+        """Return `obs` if its last dimensions are `shape`; else raise `ValueError`, which names the space."""
         if obs.shape[max(obs.dim() - len(shape), 0) :] != shape:
             raise ValueError(
                 f"observation of shape {tuple(obs.shape)} does not fit the space {self.space}: expected [N, "
@@ -77,7 +82,7 @@ class Features(nn.Module):
 
 
 class FlatFeatures(Features):
-    """Takes the numbers of a Box or MultiBinary as they are, flattened."""
+    """Features of a Box or MultiBinary: its numbers, flattened."""
 
     def __init__(self, space: Space[Any]) -> None:
         super().__init__(space)
@@ -92,20 +97,26 @@ class FlatFeatures(Features):
 
 
 def one_hot_outputs(space: spaces.Discrete | spaces.MultiDiscrete) -> tuple[np.ndarray, np.ndarray]:
-    """Return, for each output of one-hot vectors side by side, the part it belongs to and the value that sets it."""
+    """Return the choice and the value that each output of concatenated one-hot vectors stands for.
+
+    Returns:
+        `(parts, values)`, both int64 [outputs]: output i is 1 if number `parts[i]` of the observation is `values[i]`.
+    """
     if isinstance(space, spaces.Discrete):
-        nvec, start = np.array([space.n]), np.array([space.start])
+        nvec = np.array([space.n])
+        start = np.array([space.start])
     else:
-        nvec, start = space.nvec.reshape(-1), space.start.reshape(-1)
+        nvec = space.nvec.reshape(-1)
+        start = space.start.reshape(-1)
     parts = np.repeat(np.arange(len(nvec)), nvec)
     values = np.concatenate([np.arange(n) + first for n, first in zip(nvec, start)])
     return parts, values
 
 
 class OneHotFeatures(FlatFeatures):
-    """Turns Discrete `[N]` and MultiDiscrete `[N, ...]` into one-hot vectors side by side.
+    """Features of Discrete `[N]` and MultiDiscrete `[N, ...]`: one one-hot vector per number, concatenated.
 
-    A number outside of the space gives a vector of zeros (a check would wait for the device).
+    A number outside of the space gives a vector of zeros. (A check would have to wait for the device.)
     """
 
     def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete) -> None:
@@ -120,24 +131,27 @@ class OneHotFeatures(FlatFeatures):
 
 
 class ImageFeatures(Features):
-    """Runs images through convolutions, then dense layers. Bytes (and floats up to 255) are divided by 255.
+    """Features of images: convolutions, then dense layers. Bytes (and floats up to 255) are divided by 255.
 
     The default for 36 x 36 pixels and more is the network of Mnih et al. 2015, "Human-level control through deep
-    reinforcement learning"; it takes 84 x 84 there. `encoder="impala"` is the large network of Espeholt et al. 2018.
+    reinforcement learning", where images have 84 x 84. `encoder="impala"` is the large network of Espeholt et al. 2018.
     """
 
     def __init__(self, space: spaces.Box, config: ModelConfig) -> None:
         super().__init__(space)
         self.shape = tuple(space.shape)
         self.channels_last = len(self.shape) == 3 and channels_last(self.shape)
-        bytes_like = space.dtype == np.uint8 or bool((space.high == 255).all())
-        self.scale = 1.0 / 255.0 if bytes_like else 1.0
+        has_byte_range = space.dtype == np.uint8 or bool((space.high == 255).all())
+        self.scale = 1.0 / 255.0 if has_byte_range else 1.0
+
         gain = config.hidden_gain if config.orthogonal_init else None
-        layers, flat = (_impala_layers if config.encoder == "impala" else _plain_layers)(space, config, gain)
-        noise, norm = config.noisy_sigma, config.layer_norm
-        dense = make_mlp(flat, config.image_hiddens, config.conv_activation, gain, noise, norm)
+        make_layers = _impala_layers if config.encoder == "impala" else _plain_layers
+        layers, flat_size = make_layers(space, config, gain)
+        dense = make_mlp(
+            flat_size, config.image_hiddens, config.conv_activation, gain, config.noisy_sigma, config.layer_norm
+        )
         self.network = nn.Sequential(*layers, nn.Flatten(), *dense)
-        self.output_size = config.image_hiddens[-1] if config.image_hiddens else flat
+        self.output_size = config.image_hiddens[-1] if config.image_hiddens else flat_size
 
     def forward(self, obs: Tensor) -> Tensor:
         obs = self.check(obs, self.shape)
@@ -147,8 +161,9 @@ class ImageFeatures(Features):
             image = image.unsqueeze(1)
         elif self.channels_last:
             image = image.permute(0, 3, 1, 2)
+        # Convolutions are faster in this memory format. It is a copy, so scaling in place leaves the observation alone.
         dtype = next(self.network.parameters()).dtype
-        image = image.to(dtype, memory_format=torch.channels_last, copy=True)  # convolutions are faster so
+        image = image.to(dtype, memory_format=torch.channels_last, copy=True)
         return self.network(image.mul_(self.scale)).reshape(*leading, self.output_size)
 
 
@@ -159,7 +174,7 @@ def _image_dimensions(space: spaces.Box) -> tuple[int, int, int]:
 
 
 def _plain_layers(space: spaces.Box, config: ModelConfig, gain: float | None) -> tuple[list[nn.Module], int]:
-    """Return convolutions one after the other, and the numbers that come out."""
+    """Return a sequence of convolutions, and the number of their outputs."""
     channels, height, width = _image_dimensions(space)
     filters = config.conv_filters
     if filters is None:
@@ -173,16 +188,18 @@ def _plain_layers(space: spaces.Box, config: ModelConfig, gain: float | None) ->
                 f"{height} x {width} pixels. Set model_config's conv_filters to smaller ones."
             )
         convolution = initialise(nn.Conv2d(channels, out_channels, kernel, stride), gain)
-        norm = [nn.GroupNorm(1, out_channels)] if config.layer_norm else []  # of one group: over the whole image
+        norm = [nn.GroupNorm(1, out_channels)] if config.layer_norm else []  # one group: a norm over the whole image
         layers += [convolution, *norm, make_activation(config.conv_activation)]
-        channels, height, width = out_channels, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+        channels = out_channels
+        height = (height - kernel) // stride + 1
+        width = (width - kernel) // stride + 1
     return layers, channels * height * width
 
 
 def _impala_layers(space: spaces.Box, config: ModelConfig, gain: float | None) -> tuple[list[nn.Module], int]:
-    """Return the convolutions of Espeholt et al. 2018, figure 3, right, and the numbers that come out.
+    """Return the convolutions of Espeholt et al. 2018, figure 3 (right), and the number of their outputs.
 
-    Three sections, each a 3 x 3 convolution, a maximum over 3 x 3 with stride 2, and two residual blocks.
+    There are three sections, each with a 3 x 3 convolution, a 3 x 3 max-pooling with stride 2, and two residual blocks.
     """
     channels, height, width = _image_dimensions(space)
     layers: list[nn.Module] = []
@@ -190,21 +207,22 @@ def _impala_layers(space: spaces.Box, config: ModelConfig, gain: float | None) -
         layers += [
             initialise(nn.Conv2d(channels, out_channels, 3, padding=1), gain),
             nn.MaxPool2d(3, stride=2, padding=1),
-            *(ResidualBlock(out_channels, config.conv_activation, gain) for _ in range(BLOCKS_EACH)),
+            *(ResidualBlock(out_channels, config.conv_activation, gain) for _ in range(BLOCKS_PER_SECTION)),
         ]
-        channels, height, width = out_channels, (height + 1) // 2, (width + 1) // 2
+        channels = out_channels
+        height = (height + 1) // 2
+        width = (width + 1) // 2
     return [*layers, make_activation(config.conv_activation)], channels * height * width
 
 
 class ResidualBlock(nn.Module):
-    """Adds to images `[N, C, H, W]` what two 3 x 3 convolutions make of them, each after an activation.
-
-    With orthogonal weights the second one begins smaller, so that all blocks together about double the variance.
-    """
+    """Residual block on images `[N, C, H, W]`: `x + conv(act(conv(act(x))))` with 3 x 3 convolutions."""
 
     def __init__(self, channels: int, activation: str, gain: float | None) -> None:
         super().__init__()
-        last_gain = gain and gain / math.sqrt(BLOCKS_EACH * len(IMPALA_CHANNELS))
+        # Each of the k blocks adds 1 / k of the variance, so that all together about double it instead of doubling
+        # it k times.
+        last_gain = gain and gain / math.sqrt(BLOCKS_PER_SECTION * len(IMPALA_CHANNELS))
         self.layers = nn.Sequential(
             make_activation(activation),
             initialise(nn.Conv2d(channels, channels, 3, padding=1), gain),
@@ -218,7 +236,7 @@ class ResidualBlock(nn.Module):
 
 
 class JoinedFeatures(Features):
-    """Joins the features of the parts of a Dict or Tuple, in the space's own order."""
+    """Features of a Dict or Tuple: those of its parts, concatenated in the order of the space."""
 
     def __init__(self, space: spaces.Dict | spaces.Tuple, parts: Mapping[Any, Features]) -> None:
         super().__init__(space)
@@ -237,12 +255,15 @@ class JoinedFeatures(Features):
         return torch.cat([part(leaf) for part, leaf in zip(self.parts, leaves)], dim=-1)
 
 
-class OwnFeatures(Features):
-    """Runs a network of the user's own, `model_config.encoder(space, **encoder_config)`, on observations.
+class CustomFeatures(Features):
+    """Features of a custom network, which `model_config.encoder(space, **encoder_config)` makes.
 
-    Numbers (of a Box, bytes too, or MultiBinary) come in the dtype of its weights, choices as whole numbers. Raises
-    `TypeError` where it makes no `nn.Module`, `ValueError` where that has no `output_size` or gives something else than
-    `[N, output_size]`.
+    The network receives numbers (of a Box, also of bytes, or MultiBinary) in the dtype of its weights, and choices as
+    integers.
+
+    Raises:
+        TypeError: The encoder made something other than an `nn.Module`.
+        ValueError: The network has no `output_size`, or does not return `[N, output_size]`.
     """
 
     def __init__(self, space: Space[Any], config: ModelConfig) -> None:
@@ -251,7 +272,7 @@ class OwnFeatures(Features):
         try:
             network = config.encoder(space, **config.encoder_config)
         except (LookupError, TypeError) as error:
-            raise _encoder_error(name, "it is made for", space, error) from error
+            raise _custom_encoder_error(name, "it is made for", space, error) from error
         if not isinstance(network, nn.Module):
             raise TypeError(f"model_config.encoder={name} must make a torch nn.Module, not {type(network).__name__}")
         size = getattr(network, "output_size", None)
@@ -266,20 +287,25 @@ class OwnFeatures(Features):
 
     def forward(self, obs: Tree) -> Tensor:
         weight = next(self.network.parameters(), None)
-        features: Tensor = self.network(_as_numbers(self.space, obs, torch.float32 if weight is None else weight.dtype))
+        dtype = torch.float32 if weight is None else weight.dtype
+        features: Tensor = self.network(_numbers_as(dtype, self.space, obs))
         return features
 
     def _check_output(self, name: str) -> None:
-        """Run it once on observations that were drawn from the space; it is left as it was."""
-        drawn = batch_space(self.space, 2)
-        drawn.seed(0)
+        """Check the output's shape for two observations drawn from the space.
+
+        Dropout and batch statistics are off meanwhile, and torch's global generator is restored, so that the check
+        changes nothing.
+        """
+        two_observations = batch_space(self.space, 2)
+        two_observations.seed(0)
         training = self.network.training
         with torch.no_grad(), global_generator():
             self.network.eval()
             try:
-                out = self(map_tree(torch.as_tensor, drawn.sample()))
+                out = self(map_tree(torch.as_tensor, two_observations.sample()))
             except Exception as error:
-                raise _encoder_error(name, "it gets 2 observations of", self.space, error) from error
+                raise _custom_encoder_error(name, "it gets 2 observations of", self.space, error) from error
             self.network.train(training)
         if not isinstance(out, Tensor) or out.shape != (2, self.output_size):
             found = f"a tensor {list(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
@@ -289,26 +315,25 @@ class OwnFeatures(Features):
             )
 
 
-def _encoder_error(name: str, when: str, space: Space[Any], error: Exception) -> ValueError:
-    """Return the error about a network of the user's own that raised one."""
-    hint = "; it gets no action mask, and of a Dict with one other key that part alone"
-    return ValueError(
-        f"model_config.encoder={name} raises {type(error).__name__}: {error}, where {when} {space}"
-        + hint * isinstance(error, LookupError | TypeError)
-    )
+def _custom_encoder_error(name: str, when: str, space: Space[Any], error: Exception) -> ValueError:
+    """Return the error to raise after a custom encoder has raised `error`."""
+    hint = ""
+    if isinstance(error, LookupError | TypeError):  # it probably expected another structure
+        hint = "; it gets no action mask, and of a Dict with one other key that part alone"
+    return ValueError(f"model_config.encoder={name} raises {type(error).__name__}: {error}, where {when} {space}{hint}")
 
 
-def _as_numbers(space: Space[Any], obs: Tree, dtype: torch.dtype) -> Any:
-    """Return observations with what is no choice in `dtype`."""
+def _numbers_as(dtype: torch.dtype, space: Space[Any], obs: Tree) -> Any:
+    """Return observations with their numbers in `dtype`, and their choices unchanged."""
     if isinstance(space, spaces.Dict):
-        return {key: _as_numbers(part, obs[key], dtype) for key, part in space.spaces.items()}
+        return {key: _numbers_as(dtype, part, obs[key]) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(_as_numbers(part, leaf, dtype) for part, leaf in zip(space.spaces, obs))
+        return tuple(_numbers_as(dtype, part, leaf) for part, leaf in zip(space.spaces, obs))
     return obs.to(dtype) if isinstance(space, spaces.Box | spaces.MultiBinary) else obs
 
 
 def make_features(space: Space[Any], config: ModelConfig) -> Features:
-    """Make the features of an observation space, nested like it; `ValueError` for a space that has none."""
+    """Return new features of an observation space, nested like it. `ValueError` for a space that is not supported."""
     if isinstance(config.encoder, str) and not any(map(is_image, spaces_in(space))):
         raise ValueError(f"model_config.encoder={config.encoder!r} is for images, and there are none in {space}")
     return _features(space, config)
@@ -323,8 +348,9 @@ def spaces_in(space: Space[Any]) -> list[Space[Any]]:
 
 
 def _features(space: Space[Any], config: ModelConfig) -> Features:
+    """Return new features of a space or of a part of it."""
     if callable(config.encoder):
-        return OwnFeatures(space, config)
+        return CustomFeatures(space, config)
     if isinstance(space, spaces.Dict):
         return JoinedFeatures(space, {key: _features(part, config) for key, part in space.spaces.items()})
     if isinstance(space, spaces.Tuple):
@@ -342,10 +368,10 @@ def _features(space: Space[Any], config: ModelConfig) -> Features:
 
 
 class Encoder(nn.Module):
-    """Turns observations `[N, ...]` into features `[N, output_size]`.
+    """Network that turns observations `[N, ...]` into features `[N, output_size]`.
 
-    These are the features of the space, then a multi-layer perceptron; a lone image, which has dense layers of its own,
-    goes without the latter.
+    The features of the space are followed by a multi-layer perceptron. If the observation is one image, there is no
+    perceptron, because the image features have dense layers of their own.
     """
 
     def __init__(self, space: Space[Any], config: ModelConfig) -> None:
@@ -354,15 +380,18 @@ class Encoder(nn.Module):
         self.features = make_features(space, config)
         widths: Sequence[int] = () if isinstance(self.features, ImageFeatures) else config.hiddens
         gain = config.hidden_gain if config.orthogonal_init else None
-        noise, norm = config.noisy_sigma, config.layer_norm
-        self.mlp = make_mlp(self.features.output_size, widths, config.activation, gain, noise, norm)
+        self.mlp = make_mlp(
+            self.features.output_size, widths, config.activation, gain, config.noisy_sigma, config.layer_norm
+        )
         self.output_size = widths[-1] if widths else self.features.output_size
         self.features_are_shared = False
+        """True if other networks use and train the features: this encoder's loss does not."""
 
     def share_features(self) -> Features:
-        """Return the features for others to use and train; they get no gradient from here any more.
+        """Return the features for other networks to use and train. This encoder sends them no gradient from now on.
 
-        `ValueError` where nothing is learned in them.
+        Raises:
+            ValueError: The features have no parameters.
         """
         if next(self.features.parameters(), None) is None:
             raise ValueError(
@@ -373,18 +402,19 @@ class Encoder(nn.Module):
         return self.features
 
     def forward(self, obs: Tree, dtype: torch.dtype) -> Tensor:
-        """Return the features, computed in `dtype`, that of the weights."""
-        return run_networks(self._rest(obs, dtype))[0]
+        """Return the features `[N, output_size]`, computed in `dtype`, the dtype of the weights."""
+        return run_networks(self._as_network(obs, dtype))[0]
 
     def with_head(self, obs: Tree, dtype: torch.dtype, head: nn.Module) -> Network:
-        """Return `head(encoder(obs))` as one network for `run_networks`. Hooks are called all the same."""
-        return (self(obs, dtype), (head,)) if is_watched(self) else self._rest(obs, dtype, head)
+        """Return `head(encoder(obs))` as one network for `run_networks`, which calls hooks of both."""
+        return (self(obs, dtype), (head,)) if is_watched(self) else self._as_network(obs, dtype, head)
 
-    def _rest(self, obs: Tree, dtype: torch.dtype, *head: nn.Module) -> Network:
-        """Return the features of the space, and the layers that they still have to go through."""
-        features, mlp = self.features(obs).to(dtype), self.mlp
+    def _as_network(self, obs: Tree, dtype: torch.dtype, *head: nn.Module) -> Network:
+        """Return the features of the space, and the layers that they have to pass: the perceptron's, then the head."""
+        features = self.features(obs).to(dtype)
+        mlp = self.mlp
         if self.features_are_shared:
             features = features.detach()
-        if is_watched(mlp) or type(mlp) is not nn.Sequential:
+        if is_watched(mlp) or type(mlp) is not nn.Sequential:  # a user's replacement
             return mlp(features), head
         return features, (*mlp, *head)

@@ -1,4 +1,4 @@
-"""Memories: layers that carry a state from step to step, and the encoder that has one above it."""
+"""Memories, which are layers that carry a state from step to step, and the encoder with a memory above it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,23 @@ State = dict[str, Tensor]
 
 
 class Recurrence(nn.Module):
-    """Computes one layer of LSTM (Hochreiter & Schmidhuber 1997) or GRU (Cho et al. 2014), with torch's equations.
+    """One layer of LSTM (Hochreiter & Schmidhuber 1997) or GRU (Cho et al. 2014), with torch's equations.
 
-    Its four parameters are ordinary ones (not the packed weights of `nn.LSTM`), so that they may be views into a flat
-    tensor. Orthogonal weights for each gate and zero biases with `orthogonal`, else torch's own initialisation.
+    It is not an `nn.LSTM`, because that keeps its weights packed in memory of its own; these four parameters may be
+    views into the optimizer's flat tensor.
+
+    Args:
+        kind: "lstm" or "gru".
+        input_size: Number of inputs F.
+        hidden_size: Size H of the state.
+        orthogonal: Orthogonal weights for each gate, and zero biases. False: torch's own initialisation.
     """
 
     def __init__(self, kind: str, input_size: int, hidden_size: int, orthogonal: bool = True) -> None:
         super().__init__()
-        self.kind, self.input_size, self.hidden_size = kind, input_size, hidden_size
+        self.kind = kind
+        self.input_size = input_size
+        self.hidden_size = hidden_size
         self.output_size = hidden_size
         rows = (4 if kind == "lstm" else 3) * hidden_size
         self.weight_ih = nn.Parameter(torch.empty(rows, input_size))
@@ -46,7 +54,7 @@ class Recurrence(nn.Module):
                 nn.init.uniform_(parameter, -bound, bound)
 
     def initial_state(self) -> State:
-        """Return zeros: `{"h": [H]}`, for an LSTM `{"h": [H], "c": [H]}`."""
+        """Return the state before an episode, zeros: `{"h": [H]}` of a GRU, `{"h": [H], "c": [H]}` of an LSTM."""
         zeros = self.weight_hh.new_zeros(self.hidden_size)
         return {"h": zeros, "c": zeros.clone()} if self.kind == "lstm" else {"h": zeros}
 
@@ -57,34 +65,55 @@ class Recurrence(nn.Module):
 
         Args:
             inputs: `[B, T, F]`.
-            state: before the first row, leaves `[B, H]`.
-            lengths: `[B]`, the real rows of each sequence; the state is then that after its last real row.
+            state: State before the first row, leaves `[B, H]`.
+            lengths: Number of real rows of each sequence, `[B]`. The returned state is then the one after the last
+                real row. None: all rows are real.
         """
         weights = [self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh]
         is_lstm = self.kind == "lstm"
         run: Any = torch.lstm if is_lstm else torch.gru
-        trains = inputs.is_cuda and torch.is_grad_enabled()  # else cuDNN does not keep what its backward pass needs
-        start = [state[name].unsqueeze(0) for name in (("h", "c") if is_lstm else ("h",))]
+        # cuDNN keeps the values that its backward pass needs only in training mode.
+        in_training = inputs.is_cuda and torch.is_grad_enabled()
+        names = ("h", "c") if is_lstm else ("h",)
+        start = [state[name].unsqueeze(0) for name in names]
         if lengths is None:
-            begin = start if is_lstm else start[0]
-            features, *after = run(inputs, begin, weights, True, 1, 0.0, trains, False, True)
+            features, *end = run(
+                inputs, start if is_lstm else start[0], weights, True, 1, 0.0, in_training, False, True
+            )
         else:
+            # Packing sorts the sequences by length, so the states are sorted before and sorted back afterwards.
             packed = pack_padded_sequence(inputs, lengths.cpu(), batch_first=True, enforce_sorted=False)
             order: Any = packed.sorted_indices
             start = [part.index_select(1, order) for part in start]
-            begin = start if is_lstm else start[0]
-            data, *after = run(packed.data, packed.batch_sizes, begin, weights, True, 1, 0.0, trains, False)
-            again = PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
-            features = pad_packed_sequence(again, batch_first=True, total_length=inputs.shape[1])[0]
-            back: Any = packed.unsorted_indices
-            after = [part.index_select(1, back) for part in after]
-        return features, dict(zip(("h", "c"), (part.squeeze(0) for part in after)))
+            data, *end = run(
+                packed.data,
+                packed.batch_sizes,
+                start if is_lstm else start[0],
+                weights,
+                True,
+                1,
+                0.0,
+                in_training,
+                False,
+            )
+            outputs = PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)
+            features = pad_packed_sequence(outputs, batch_first=True, total_length=inputs.shape[1])[0]
+            original_order: Any = packed.unsorted_indices
+            end = [part.index_select(1, original_order) for part in end]
+        return features, dict(zip(names, (part.squeeze(0) for part in end)))
 
 
 class Gate(nn.Module):
-    """Lets as much of a layer's output `y` into its input `x` as it learns to, by the equations of a GRU.
+    """Gate that mixes a layer's output `y` into its input `x` by the equations of a GRU; all are `[..., size]`.
 
-    At first little, for a `bias` above 0 (Parisotto et al. 2019, section 3.2). All are `[..., size]`.
+    Parisotto et al. 2019, section 3.2:
+
+        r = sigmoid(W_r y + U_r x)
+        z = sigmoid(W_z y + U_z x - bias)
+        h = tanh(W_g y + U_g (r * x))
+        g(x, y) = (1 - z) x + z h
+
+    With a `bias` above 0 it passes on little of `y` at first.
     """
 
     def __init__(self, size: int, bias: float) -> None:
@@ -95,16 +124,22 @@ class Gate(nn.Module):
         self.bias = nn.Parameter(torch.full((size,), float(bias)))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        (reset, update, candidate), (reset_x, update_x) = self.of_output(y).chunk(3, -1), self.of_input(x).chunk(2, -1)
+        reset, update, candidate = self.of_output(y).chunk(3, -1)
+        reset_x, update_x = self.of_input(x).chunk(2, -1)
         update = (update + update_x - self.bias).sigmoid()
         candidate = (candidate + self.of_reset((reset + reset_x).sigmoid() * x)).tanh()
         return torch.lerp(x, candidate, update)
 
 
 class RelativeAttention(nn.Module):
-    """Computes attention with several heads that knows how far back a row lies, not where it stands.
+    """Multi-head attention with relative positions: it sees how far back a row is, and not its absolute position.
 
-    As in Dai et al. 2019, "Transformer-XL" (https://arxiv.org/abs/1901.02860), equation of section 3.3.
+    Dai et al. 2019, "Transformer-XL" (https://arxiv.org/abs/1901.02860), section 3.3. The score of query i and key j is
+
+        (q_i + u) . k_j + (q_i + v) . W_R R_(i-j)
+
+    with the `content_bias` u, the `position_bias` v, and the encoding R of the distance i - j. So a sequence may be cut
+    anywhere without changing the result.
     """
 
     def __init__(self, size: int, num_heads: int) -> None:
@@ -117,35 +152,36 @@ class RelativeAttention(nn.Module):
         self.content_bias = nn.Parameter(torch.zeros(size))
         self.position_bias = nn.Parameter(torch.zeros(size))
 
-    def forward(self, inputs: Tensor, context: Tensor, positions: Tensor, distances: Tensor, seen: Tensor) -> Tensor:
-        """Return `[B, T, D]`.
+    def forward(self, inputs: Tensor, context: Tensor, positions: Tensor, distances: Tensor, visible: Tensor) -> Tensor:
+        """Return the attended values `[B, T, D]`.
 
         Args:
-            inputs: `[B, T, D]`, which look.
-            context: `[B, C, D]`, which are looked at.
-            positions: `[P, D]` encodings of distances 0 to P - 1.
-            distances: `[T, C]` int64, how far back each row of the context lies.
-            seen: `[B, T, C]` bool, which rows may be looked at; for each at least one.
+            inputs: Rows that attend, `[B, T, D]`.
+            context: Rows that are attended to, `[B, C, D]`.
+            positions: Encodings of the distances 0 to P - 1, `[P, D]`.
+            distances: Distance of each context row from each input row, int64 `[T, C]`.
+            visible: Context rows that an input row may attend to, bool `[B, T, C]`. At least one for each input row.
         """
         query = self.query(inputs)
         key, value = (self._heads(part) for part in self.key_value(context).chunk(2, -1))
         by_content = self._heads(query + self.content_bias) @ key.transpose(-1, -2)
+        # Scores of all distances, `[B, heads, T, P]`, from which each pair of rows takes the one of its distance.
         by_distance = self._heads(query + self.position_bias) @ self._heads(self.position(positions)).transpose(-1, -2)
         by_distance = by_distance.gather(-1, distances.expand(*by_distance.shape[:2], -1, -1))
         scores = (by_content + by_distance) / math.sqrt(key.shape[-1])
-        weights = scores.masked_fill(~seen.unsqueeze(1), -math.inf).softmax(-1)
+        weights = scores.masked_fill(~visible.unsqueeze(1), -math.inf).softmax(-1)
         attended: Tensor = self.output((weights @ value).transpose(1, 2).flatten(2))
         return attended
 
     def _heads(self, rows: Tensor) -> Tensor:
-        """Return `[..., T, D]` as `[..., heads, T, D / heads]`."""
+        """Return rows `[..., T, D]` split by head, `[..., heads, T, D / heads]`."""
         return rows.unflatten(-1, (self.num_heads, -1)).transpose(-2, -3)
 
 
 class TransformerLayer(nn.Module):
-    """Computes attention and two dense layers, each on normalised inputs and behind a gate.
+    """Transformer layer: attention and then two dense layers, each on normalised inputs and behind a gate.
 
-    The layer's inputs go through unchanged at first (identity map reordering, Parisotto et al. 2019, section 3).
+    The layer is close to the identity at first (identity map reordering, Parisotto et al. 2019, section 3).
     """
 
     def __init__(self, config: AttentionConfig) -> None:
@@ -156,30 +192,34 @@ class TransformerLayer(nn.Module):
         self.attention = RelativeAttention(size, config.num_heads)
         self.dense = nn.Sequential(nn.Linear(size, config.hidden_size), nn.ReLU(), nn.Linear(config.hidden_size, size))
 
-    def forward(self, context: Tensor, positions: Tensor, distances: Tensor, seen: Tensor) -> Tensor:
+    def forward(self, context: Tensor, positions: Tensor, distances: Tensor, visible: Tensor) -> Tensor:
         """Return `[B, T, D]` for the last T rows of `context` `[B, C, D]`; see `RelativeAttention.forward`."""
         size = distances.shape[0]
         normed = self.norms[0](context)
-        attended = self.attention(normed[:, -size:], normed, positions, distances, seen)
+        attended = self.attention(normed[:, -size:], normed, positions, distances, visible)
         x = self.gates[0](context[:, -size:], F.relu(attended))
         y: Tensor = self.gates[1](x, F.relu(self.dense(self.norms[1](x))))
         return y
 
 
 class GatedTransformer(nn.Module):
-    """Computes a gated transformer (GTrXL, Parisotto et al. 2019, https://arxiv.org/abs/1910.06764).
+    """Gated transformer (GTrXL, Parisotto et al. 2019, https://arxiv.org/abs/1910.06764).
 
-    Each row sees itself and the `memory` rows before it, however these were cut into sequences. The state is the last
-    `memory` inputs of each layer, `{"memory": [layers, memory, size], "length": [1]}`, `length` of which are filled.
+    Each row attends to itself and to the `memory` rows before it, however the rows are cut into sequences. The state is
+    `{"memory": [layers, memory, size], "length": [1]}`: the last `memory` inputs of each layer, of which the last
+    `length` are filled.
     """
 
     positions: Tensor
 
     def __init__(self, input_size: int, config: AttentionConfig) -> None:
         super().__init__()
-        self.output_size, self.size = config.size, config.memory
+        self.output_size = config.size
+        self.size = config.memory
+        """Number of earlier rows that a layer attends to."""
         self.embedding = nn.Linear(input_size, config.size)
         self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.num_layers))
+        # Sinusoidal encodings of the distances 0 to `memory` (Vaswani et al. 2017).
         angles = torch.arange(config.memory + 1.0).unsqueeze(1) * 1e4 ** -torch.linspace(0.0, 1.0, config.size // 2)
         self.register_buffer("positions", torch.cat([angles.sin(), angles.cos()], 1), persistent=False)
 
@@ -192,29 +232,35 @@ class GatedTransformer(nn.Module):
         self, inputs: Tensor, state: Mapping[str, Tensor], lengths: Tensor | None = None
     ) -> tuple[Tensor, State]:
         """Return features `[B, T, D]` and the state after the last row; see `Recurrence.forward`."""
-        number, steps = inputs.shape[:2]
-        here = torch.arange(steps + self.size, device=inputs.device)
-        distances = here[self.size :].unsqueeze(1) - here
-        is_filled = here >= self.size - state["length"]
-        seen = ((distances >= 0) & (distances <= self.size)) & is_filled.unsqueeze(1)
+        num_sequences, num_steps = inputs.shape[:2]
+        # A layer's context is its memory followed by its inputs. Context row c has the position c, input row t the
+        # position `size + t`.
+        context_positions = torch.arange(num_steps + self.size, device=inputs.device)
+        distances = context_positions[self.size :].unsqueeze(1) - context_positions
+        is_filled = context_positions >= self.size - state["length"]
+        visible = ((distances >= 0) & (distances <= self.size)) & is_filled.unsqueeze(1)
         distances = distances.clamp(0, self.size)
-        last = (
-            here[: self.size]
-            + (torch.full((number,), steps, device=here.device) if lengths is None else lengths)[:, None]
-        )
-        x, kept = self.embedding(inputs), []
+
+        # The new memory is the `size` context rows that end with the last real row.
+        num_real = torch.full((num_sequences,), num_steps, device=inputs.device) if lengths is None else lengths
+        memory_rows = context_positions[: self.size] + num_real[:, None]
+        x = self.embedding(inputs)
+        memories = []
         for layer, memory in zip(self.layers, state["memory"].unbind(1)):
             context = torch.cat([memory, x], 1)
-            kept.append(context.gather(1, last.unsqueeze(-1).expand(-1, -1, context.shape[-1])))
-            x = layer(context, self.positions, distances, seen)
-        done = steps if lengths is None else lengths.unsqueeze(1)
-        return x, {"memory": torch.stack(kept, 1), "length": (state["length"] + done).clamp(max=self.size)}
+            memories.append(context.gather(1, memory_rows.unsqueeze(-1).expand(-1, -1, context.shape[-1])))
+            x = layer(context, self.positions, distances, visible)
+
+        num_new = num_steps if lengths is None else lengths.unsqueeze(1)
+        length = (state["length"] + num_new).clamp(max=self.size)
+        return x, {"memory": torch.stack(memories, 1), "length": length}
 
 
 def make_memory(input_size: int, config: ModelConfig) -> Recurrence | GatedTransformer:
-    """Make the memory that `config` asks for, on features `[B, T, input_size]`.
+    """Return a new memory by `config`, on features `[B, T, input_size]`.
 
-    It has `output_size`, `initial_state()` and `forward(inputs, state, lengths)`, as `Recurrence` does.
+    Every memory has the interface of `Recurrence`: `output_size`, `initial_state()` and `forward(inputs, state,
+    lengths)`.
     """
     if config.attention is not None:
         return GatedTransformer(input_size, config.attention)
@@ -226,21 +272,23 @@ def make_memory(input_size: int, config: ModelConfig) -> Recurrence | GatedTrans
 
 
 class MemoryEncoder(nn.Module):
-    """Turns sequences of observations `[B, T, ...]` into features `[B, T, output_size]` of the present and the past.
+    """`Encoder` with a memory above it, for sequences of observations `[B, T, ...]`.
 
-    It is an `Encoder` and a memory above it. `ValueError` where the configuration names no memory.
+    The features `[B, T, output_size]` depend on the present and the earlier observations. `ValueError` if the
+    configuration has no memory.
     """
 
     def __init__(self, space: Space[Any], config: ModelConfig) -> None:
         super().__init__()
         self.space = space
-        self.encoder = Encoder(space, replace(config, noisy_sigma=None))  # noise is of rows, not of sequences
+        # Without noise in the weights: noise is drawn for each row, and the encoder sees rows of sequences.
+        self.encoder = Encoder(space, replace(config, noisy_sigma=None))
         self.memory = make_memory(self.encoder.output_size, config)
         self.output_size = self.memory.output_size
 
     @property
     def mlp(self) -> nn.Sequential:
-        """The layers below the memory, under the name that an `Encoder` has for its layers."""
+        """Layers below the memory. An `Encoder` has its layers under the same name."""
         return self.encoder.mlp
 
     def initial_state(self) -> State:
@@ -250,13 +298,14 @@ class MemoryEncoder(nn.Module):
     def forward(
         self, obs: Tree, dtype: torch.dtype, state: Mapping[str, Tensor] | None = None, lengths: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """Return features, computed in `dtype`, and the state after the last row.
+        """Return the features `[B, T, output_size]` and the state after the last row.
 
         Args:
-            obs: a tree of tensors `[B, T, ...]`.
-            dtype: that of the weights.
-            state: before the first row, leaves `[B, ...]`; None at an episode's start.
-            lengths: `[B]`, the real rows of each sequence; the state is then that after its last real row.
+            obs: Tree of tensors `[B, T, ...]`.
+            dtype: Dtype of the weights, in which the features are computed.
+            state: State before the first row, leaves `[B, ...]`; None at the start of episodes.
+            lengths: Number of real rows of each sequence, `[B]`. The returned state is then the one after the last
+                real row. None: all rows are real.
         """
         leading = next(leaves(obs)).shape[:2]
         encoded = self.encoder(map_tree(lambda leaf: leaf.flatten(0, 1), obs), dtype).unflatten(0, leading)

@@ -7,7 +7,7 @@ the plain operations run, which are right everywhere, only slower.
 
 from __future__ import annotations
 
-__all__ = ["are_functorch_transforms_active", "is_in_torch_dispatch_mode"]
+__all__ = ["are_functorch_transforms_active", "has_any_global_hook", "is_in_torch_dispatch_mode"]
 
 try:
     from torch._C import _are_functorch_transforms_active as are_functorch_transforms_active
@@ -24,4 +24,13 @@ except ImportError:
 
     def is_in_torch_dispatch_mode(include_infra_modes: bool = True) -> bool:
         """Return whether a `TorchDispatchMode` may be active, as in `make_fx`."""
+        return True
+
+
+try:
+    from torch.nn.modules.module import _has_any_global_hook as has_any_global_hook
+except ImportError:
+
+    def has_any_global_hook() -> bool:
+        """Return whether a hook for all modules may be registered, which a fused function would not call."""
         return True

@@ -12,7 +12,7 @@ from parts import one_in
 
 from lockstep import Collector, RainbowConfig, RolloutStore, SampleBatch, get_config
 from lockstep.modules import NoisyLinear, RLModuleSpec
-from lockstep.modules.layers import place_noise, weight_noise
+from lockstep.modules.layers import allocate_noise, weight_noise
 from lockstep.rollout import rollout_of
 from lockstep.trainer import restore_trainer
 
@@ -37,7 +37,7 @@ def f(x):
 
 def test_a_row_has_the_weights_of_the_papers_factorised_noise():
     layers = torch.nn.Sequential(NoisyLinear(3, 2, 0.5), torch.nn.Tanh(), NoisyLinear(2, 4, 0.4)).double()
-    assert place_noise(layers) == 3 + 2 + 2 + 4
+    assert allocate_noise(layers) == 3 + 2 + 2 + 4
     rng = np.random.default_rng(0)
     x, noise = rng.normal(size=(5, 3)), rng.normal(size=(5, 11))
     with torch.no_grad():

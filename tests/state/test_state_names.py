@@ -38,7 +38,7 @@ TAKEN = (
 NEVER_WRITTEN = {
     "LeafConnector": "a base without a transform",
     "RowMemory": "a base without a transform",
-    "OwnFeatures": "a part of a network",
+    "CustomFeatures": "a part of a network",
     "ResidualBlock": "a part of a network",
     "Gate": "a part of a network",
     "RelativeAttention": "a part of a network",

@@ -16,7 +16,7 @@ from torch import Tensor
 from lockstep.data.actions import ACTION_MASK
 from lockstep.modules.defaults.actor_critic import trained
 from lockstep.modules.defaults.transition_module import TransitionModule
-from lockstep.modules.layers import make_head, make_mlp, mask_logits, place_noise, weight_noise
+from lockstep.modules.layers import allocate_noise, make_head, make_mlp, mask_logits, weight_noise
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.rl_module import Batch
 
@@ -49,7 +49,7 @@ class DefaultQModule(TransitionModule):
         super().setup()
         if not config.dueling:
             self.value_encoder = self.value_head = None
-        self.noise_size = place_noise(self)
+        self.noise_size = allocate_noise(self)
 
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
         """Return `"q_values"` `[N, A]`."""
@@ -112,7 +112,7 @@ class DistributionalQModule(DefaultQModule):
         self.policy_head = make_head(width, num_actions * self.num_outputs, config.policy_gain, config)
         if self.value_head is not None:
             self.value_head = make_head(width, self.num_outputs, config.value_gain, config)
-        self.noise_size = place_noise(self)
+        self.noise_size = allocate_noise(self)
         low, high = self.value_range or (0.0, 0.0)
         self.atoms: Tensor
         self.register_buffer("atoms", torch.linspace(low, high, self.num_outputs), persistent=False)
@@ -176,7 +176,7 @@ class ImplicitQuantileModule(DefaultQModule):
         one_more = partial(make_mlp, width, (width,), config.activation, gain, config.noisy_sigma)
         self.hidden = one_more()
         self.value_hidden = None if self.value_head is None else one_more()
-        self.noise_size = place_noise(self)
+        self.noise_size = allocate_noise(self)
         levels = (torch.arange(config.num_value_outputs) + 0.5) / config.num_value_outputs
         self.middles: Tensor
         self.frequencies: Tensor

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lockstep.data.actions import ACTION_MASK, without_mask
 from lockstep.modules.encoders import Encoder
-from lockstep.modules.layers import make_head, mask_logits, policy_head, run_networks
+from lockstep.modules.layers import make_head, make_policy_head, mask_logits, run_networks
 from lockstep.modules.memory import MemoryEncoder, State
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.rl_module import Batch, RLModule
@@ -65,7 +65,7 @@ class DefaultActorCriticModule(RLModule):
         config = ModelConfig.of(self.model_config)
         space, self.is_masked = self.action_dist_cls.split_mask(self.observation_space)
         self.encoder = self.make_encoder(space, config)
-        self.policy_head, self.log_std = policy_head(self.encoder.output_size, self.action_dist_cls, config)
+        self.policy_head, self.log_std = make_policy_head(self.encoder.output_size, self.action_dist_cls, config)
         self.squashes_mean = config.squash_mean
         if config.squash_mean and self.action_dist_cls.dist_class is not DiagGaussian:
             raise ValueError(f"squash_mean=True needs a Gaussian over the actions of a Box, not {self.action_dist_cls}")
