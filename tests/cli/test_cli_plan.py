@@ -109,7 +109,7 @@ def test_a_run_that_goes_on_announces_what_is_left():
 def test_collects_of_whole_episodes_are_told():
     config = ppo().env_runners(batch_mode="complete_episodes")
     plan = Plan(config.build_trainer(), config).facts(["test"])
-    assert plan["updates"].endswith("(a collect goes on to the end of its episodes, so it may have more steps)")
+    assert plan["updates"].endswith("(a collect continues to the end of its episodes, so it may have more steps)")
     assert plan["gradient steps"].startswith("about 12:")
 
 
