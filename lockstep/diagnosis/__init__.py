@@ -1,4 +1,4 @@
-"""What is wrong with a run that does not learn, from its folder: `doctor`."""
+"""Diagnosis of runs that do not learn, from their folders."""
 
 from lockstep.diagnosis.findings import Examination, RunFinding, doctor
 

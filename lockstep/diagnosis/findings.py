@@ -1,4 +1,4 @@
-"""`doctor`: what is seen in a run that does not learn, in words, the most certain first, each with what to do."""
+"""`doctor`: find out why a run does not learn, with evidence and advice for each finding."""
 
 from __future__ import annotations
 
@@ -9,32 +9,36 @@ from pathlib import Path
 import numpy as np
 from gymnasium import spaces
 
-from lockstep.diagnosis.glimpse import Glimpse
-from lockstep.diagnosis.records import Returns, RunRecords
+from lockstep.diagnosis.records import Returns, RunRecords, Series
+from lockstep.diagnosis.sample_run import SampleRun
 from lockstep.envs.check import LARGE_SCALE, SMALL_SCALE
 from lockstep.options.checks import check_number
 from lockstep.options.schedules import Schedule, ScheduleLike
 from lockstep.state.markup import number_text
 
-LOSSES = ("loss", "norm", "q_mean", "entropy", "td_error_mean")
-"""parts of the names of metrics that are finite in a sound run"""
-FEW_STEPS = 500
-"""steps of an environment within which an episode may well not end"""
-LARGE, SMALL = LARGE_SCALE, SMALL_SCALE
+FINITE_METRICS = ("loss", "norm", "q_mean", "entropy", "td_error_mean")
+"""Parts of the names of metrics that are finite in every run without a fault."""
+MIN_STEPS_WITHOUT_END = 500
+"""Steps of an environment within which it is normal that no episode ends."""
+EXPLORATION_OPTIONS = (
+    ("training.epsilon", "epsilon", "training.epsilon=[[0, 1.0], [10_000, 0.05]]"),
+    ("training.exploration_noise", "scale", "training.exploration_noise=0.1"),
+)
+"""Options with an amount of exploration: path, key in `env_runners.exploration_config`, and a setting to advise."""
 NORMAL_ENTROPY = 0.5 * math.log(2.0 * math.pi * math.e)
-"""in nats, of a normal distribution with deviation 1"""
+"""Entropy of a normal distribution with deviation 1, in nats."""
 
 
 @dataclass(frozen=True)
 class RunFinding:
-    """One thing that `doctor` saw.
+    """One fault that `doctor` has found in a run.
 
     Attributes:
-        code: a short name of the kind, for programs.
-        title: the same in words.
-        certainty: from 0 to 1, how sure it is that this keeps the run from learning.
-        evidence: the numbers and options that show it.
-        advice: what to do.
+        code: Short name of the kind of fault, for programs.
+        title: The same in words.
+        certainty: How certain it is, from 0 to 1, that the fault keeps the run from learning.
+        evidence: Numbers and options that show the fault.
+        advice: What to do.
     """
 
     code: str
@@ -48,7 +52,7 @@ class RunFinding:
 
     @property
     def in_words(self) -> str:
-        """Return the certainty as "certain", "very likely", "likely" or "possible"."""
+        """The certainty as "certain", "very likely", "likely" or "possible"."""
         for limit, words in ((0.95, "certain"), (0.8, "very likely"), (0.6, "likely")):
             if self.certainty >= limit:
                 return words
@@ -57,30 +61,28 @@ class RunFinding:
 
 @dataclass(frozen=True)
 class Examination:
-    """What `doctor` returns: whether the run learns, and what it found."""
+    """Result of `doctor`: whether a run learns, and the faults in it."""
 
     learns: bool | None
-    """None where no returns were recorded that could tell"""
+    """Whether the run learns; None if its records do not show it."""
     progress: str
-    """the returns, in words"""
+    """Course of the returns, in words."""
     findings: tuple[RunFinding, ...]
-    """the most certain first"""
+    """Faults, the most certain first."""
     note: str | None = None
-    """why the networks were not looked at, where they were not"""
+    """Why the networks were not examined; None if they were."""
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
 
     def lines(self) -> list[str]:
-        """Return all of it as lines of text."""
-        verdict = {True: "It learns", False: "It does not learn", None: "Whether it learns cannot be told"}[self.learns]
-        lines = [f"{verdict}: {self.progress}."]
+        """Return the whole examination as lines of text."""
+        verdicts = {True: "It learns", False: "It does not learn", None: "Whether it learns cannot be told"}
+        lines = [f"{verdicts[self.learns]}: {self.progress}."]
         for number, finding in enumerate(self.findings, start=1):
-            lines += [
-                f"{number}. {finding.title} ({finding.in_words})",
-                f"   seen: {finding.evidence}",
-                f"   try:  {finding.advice}",
-            ]
+            lines.append(f"{number}. {finding.title} ({finding.in_words})")
+            lines.append(f"   seen: {finding.evidence}")
+            lines.append(f"   try:  {finding.advice}")
         if not self.findings:
             lines.append("Nothing that keeps a run from learning was found.")
         if self.note:
@@ -91,66 +93,73 @@ class Examination:
 def doctor(
     path: str | Path, *, expected_return: float | None = None, play: bool = True, trust: bool = False
 ) -> Examination:
-    """Say what is wrong with the run in a folder: what its options, its records and its newest checkpoint show.
+    """Find out why a run does not learn, from its options, its records and its newest checkpoint.
 
-    `expected_return`: below it a run that no longer gets better counts as one that does not learn; None: its
-    `evaluation.stop_return`, else the reward threshold that gymnasium has for the environment. `play`: make the
-    environment and play some hundred steps with the newest checkpoint, for dead units, saturated actions and the scale
-    of rewards. `trust`: take all objects that the run's files name, see `Policy.from_checkpoint`; where one needs it,
-    the examination's note says so. Nothing in the folder is changed.
+    Nothing in the run's folder is changed.
 
-    Raises `RunFolderError`: there is no run, or it is empty.
+    Args:
+        path: Folder of the run.
+        expected_return: Return that the run should reach. A run below it that no longer improves counts as not
+            learning. Defaults to `evaluation.stop_return`, or to the reward threshold of the environment in gymnasium.
+        play: Whether to play a few hundred steps with the newest checkpoint, which shows dead units, saturated actions
+            and the scale of rewards.
+        trust: Whether to accept all objects that the run's files name, see `Policy.from_checkpoint`. If one needs it,
+            the examination's note says so.
+
+    Raises:
+        RunFolderError: there is no run, or it has no records.
     """
     check_number("expected_return", expected_return, optional=True)
     run = RunRecords(path)
-    return RunExamination(run, Glimpse.of_run(run.folder, play=play, trust=trust), expected_return).examine()
+    sample = SampleRun.of_run(run.folder, play=play, trust=trust)
+    return RunExamination(run, sample, expected_return).examine()
 
 
 class RunExamination:
-    """Looks for each fault in what was recorded and in what the networks do.
+    """Checks for faults in a run's records and in a sample run of its newest checkpoint.
 
-    Faults that no run can learn with are told of every run, all others only of one that does not learn: a run that
-    learns may have a small entropy in the end, large rewards, or gradients that are always clipped.
+    Each check returns a finding, or None. Faults with which no run can learn are looked for in every run, all others
+    only in a run that does not learn: in a run that learns, a small entropy at the end, large rewards or gradients that
+    are always clipped are no faults.
     """
 
-    def __init__(self, run: RunRecords, seen: Glimpse, expected_return: float | None = None) -> None:
-        self.run, self.seen = run, seen
+    def __init__(self, run: RunRecords, sample: SampleRun, expected_return: float | None = None) -> None:
+        self.run = run
+        self.sample = sample
         self.expected = run.expected_return() if expected_return is None else expected_return
         self.learns = run.learns(self.expected)
 
     def examine(self) -> Examination:
-        """Make all checks."""
+        """Perform all checks that apply to the run."""
         checks = [self.not_finite, self.never_started, self.zero_learning_rate, self.endless_episodes]
         if self.learns is False or not self.run.curve:
             checks += [
-                *(self.no_exploration, self.value_error_explodes, self.rewards_of_odd_scale, self.entropy_gone),
-                *(self.dead_units, self.saturated_actions, self.clipped_gradients, self.large_observations),
+                self.no_exploration,
+                self.value_error_explodes,
+                self.rewards_of_odd_scale,
+                self.entropy_gone,
+                self.dead_units,
+                self.saturated_actions,
+                self.clipped_gradients,
+                self.large_observations,
                 self.same_returns,
             ]
-        found = [finding for check in checks if (finding := check()) is not None]
-        found.sort(key=lambda finding: -finding.certainty)
-        return Examination(self.learns, self.run.progress(self.expected), tuple(found), self.seen.note)
+        results = [check() for check in checks]
+        findings = [finding for finding in results if finding is not None]
+        findings.sort(key=lambda finding: -finding.certainty)
+        return Examination(self.learns, self.run.progress(self.expected), tuple(findings), self.sample.note)
 
-    # -- what no run can learn with ---
+    # -- faults with which no run can learn ---
 
     def not_finite(self) -> RunFinding | None:
-        """Find losses, gradients, parameters or rewards that are NaN or infinite."""
-        where = ""
-        for record in self.run.updates:
-            bad = [
-                name
-                for name, value in record["data"].items()
-                if isinstance(value, float) and not math.isfinite(value) and any(part in name for part in LOSSES)
-            ]
-            if bad:
-                where = f"{', '.join(bad[:3])} {'is' if len(bad) == 1 else 'are'} not finite by gradient step "
-                where += f"{record['step']:,}"
-                break
-        evidence = [where] if where else []
-        if self.seen.broken:
-            evidence.append(
-                f"not finite in the newest checkpoint or its environment: {', '.join(self.seen.broken[:3])}"
-            )
+        """Check for losses, gradients, parameters or rewards that are NaN or infinite."""
+        evidence = []
+        metrics_text = self._first_not_finite_metrics()
+        if metrics_text:
+            evidence.append(metrics_text)
+        if self.sample.not_finite:
+            names = ", ".join(self.sample.not_finite[:3])
+            evidence.append(f"not finite in the newest checkpoint or its environment: {names}")
         if not evidence:
             return None
         return RunFinding(
@@ -162,51 +171,78 @@ class RunExamination:
             f"lockstep doctor {self.run.env_name}",
         )
 
+    def _first_not_finite_metrics(self) -> str:
+        """Return which metrics were NaN or infinite first, and when; an empty text if none were."""
+        for record in self.run.updates:
+            names = [name for name, value in record["data"].items() if _should_be_finite(name) and _is_broken(value)]
+            if names:
+                verb = "is" if len(names) == 1 else "are"
+                return f"{', '.join(names[:3])} {verb} not finite by gradient step {record['step']:,}"
+        return ""
+
     def never_started(self) -> RunFinding | None:
-        """Find that no gradient step was ever made."""
-        run, starts = self.run, self.run.option("replay.learning_starts")
+        """Check whether the run has made any gradient step."""
+        run = self.run
+        learning_starts = run.option("replay.learning_starts")
         if run.gradient_steps or not run.env_steps:
             return None
         total = run.option("reporting.total_steps") or run.env_steps
-        waits = starts is not None and run.env_steps <= starts
-        if waits and starts < total and not run.is_over:
-            return None  # it will
+        is_waiting = learning_starts is not None and run.env_steps <= learning_starts
+        if is_waiting and learning_starts < total and not run.is_over:
+            return None  # learning will start
+
         evidence = f"no gradient step in {run.env_steps:,} environment steps"
         advice = "let it run longer: the first update comes after training.train_batch_size steps"
-        if starts is not None:
-            evidence += f"; replay.learning_starts={starts:,}, reporting.total_steps={total:,}"
+        if learning_starts is not None:
+            evidence += f"; replay.learning_starts={learning_starts:,}, reporting.total_steps={total:,}"
             advice = "set replay.learning_starts to a small share of the run, or replay.update_per_step higher"
         return RunFinding("never_started", "Learning never started", 1.0, evidence, advice)
 
     def zero_learning_rate(self) -> RunFinding | None:
-        """Find a learning rate of 0, or a schedule of it that ended long before the run."""
-        worst, name, since = 0.0, "", 0
-        for key, series in self.run.series("_learning_rate").items():
-            steps = np.diff([0, *(step for step, _ in series)])
-            zeros = np.array([value == 0.0 for _, value in series])
-            share = float(steps[zeros].sum() / max(1, steps.sum()))
-            if share > worst:
-                worst, name, since = share, key, series[int(zeros.argmax())][0]
-        if worst < (1.0 if self.learns else 0.2):
+        """Check for a learning rate of 0, or a schedule that reaches 0 long before the end of the run."""
+        largest_share = 0.0
+        optimizer_name = ""
+        first_zero_step = 0
+        for name, series in self.run.series("_learning_rate").items():
+            # A record is of all gradient steps since the last record.
+            num_steps = np.diff([0, *(step for step, _ in series)])
+            is_zero = np.array([value == 0.0 for _, value in series])
+            share = float(num_steps[is_zero].sum() / max(1, num_steps.sum()))
+            if share > largest_share:
+                largest_share = share
+                optimizer_name = name
+                first_zero_step = series[int(is_zero.argmax())][0]
+
+        # Many schedules end at 0, so that 0 in a part of the run is a fault only if the run does not learn.
+        if largest_share < (1.0 if self.learns else 0.2):
             return None
-        lr = self.run.option("training.lr")
-        always = worst == 1.0
+        if largest_share == 1.0:
+            title = "The learning rate is 0"
+            certainty = 0.99
+            since = ""
+            advice = "set training.lr to a number such as 3e-4"
+        else:
+            title = "The schedule of the learning rate ended too early"
+            certainty = min(0.95, 0.75 + 0.25 * largest_share)
+            since = f", from about step {first_zero_step:,} on"
+            advice = (
+                "give the last point of the schedule training.lr=[[0, ...], [steps, 0]] the steps of the whole run, "
+                f"reporting.total_steps={self.run.option('reporting.total_steps')}"
+            )
         return RunFinding(
             "zero_learning_rate",
-            "The learning rate is 0" if always else "The schedule of the learning rate ended too early",
-            0.99 if always else min(0.95, 0.75 + 0.25 * worst),
-            f"{name} is 0 in {worst:.0%} of {self.run.gradient_steps:,} gradient steps"
-            f"{'' if always else f', from about step {since:,} on'}; training.lr={lr}",
-            "set training.lr to a number such as 3e-4"
-            if always
-            else "give the last point of the schedule training.lr=[[0, ...], [steps, 0]] the steps of the whole run, "
-            f"reporting.total_steps={self.run.option('reporting.total_steps')}",
+            title,
+            certainty,
+            f"{optimizer_name} is 0 in {largest_share:.0%} of {self.run.gradient_steps:,} gradient steps"
+            f"{since}; training.lr={self.run.option('training.lr')}",
+            advice,
         )
 
     def endless_episodes(self) -> RunFinding | None:
-        """Find that no episode has ended, so that no return is known."""
-        run, limit = self.run, getattr(self.run.registered, "max_episode_steps", None)
-        if not run.collects or run.episodes or run.steps_of_an_env < max(FEW_STEPS, limit or 0):
+        """Check whether any episode has ended; without one no return is known."""
+        run = self.run
+        time_limit = getattr(run.registered, "max_episode_steps", None)
+        if not run.collects or run.episodes or run.steps_of_an_env < max(MIN_STEPS_WITHOUT_END, time_limit or 0):
             return None
         return RunFinding(
             "endless_episodes",
@@ -217,218 +253,262 @@ class RunExamination:
             f"max_episode_steps); lockstep doctor {run.env_name} looks at it alone",
         )
 
-    # -- what a run can learn with, but this one does not ---
+    # -- faults only if the run does not learn ---
 
     def no_exploration(self) -> RunFinding | None:
-        """Find that actions are never varied while collecting."""
+        """Check whether actions are varied while the run collects."""
         run = self.run
         if not run.collects:
             return None
-        evidence = advice = ""
+
+        evidence = ""
+        advice = ""
         if run.option("env_runners.explore") is False:
-            evidence, advice = "env_runners.explore=False", "set env_runners.explore=True"
+            evidence = "env_runners.explore=False"
+            advice = "set env_runners.explore=True"
         else:
-            for path, start in (
-                ("training.epsilon", "training.epsilon=[[0, 1.0], [10_000, 0.05]]"),
-                ("training.exploration_noise", "training.exploration_noise=0.1"),
-            ):
-                name = path.removeprefix("training.").removeprefix("exploration_").replace("noise", "scale")
-                value = (run.option("env_runners.exploration_config") or {}).get(name, run.option(path))
-                if run.has_option(path) and self._is_off(value):
-                    evidence = f"{path}={value}: the most likely action is taken in at least nine steps of ten"
-                    advice = f"set {start}, and let the exploration last a tenth of the run"
+            exploration_config = run.option("env_runners.exploration_config") or {}
+            for path, key, example in EXPLORATION_OPTIONS:
+                amount = exploration_config.get(key, run.option(path))
+                if run.has_option(path) and self._is_off(amount):
+                    evidence = f"{path}={amount}: the most likely action is taken in at least nine steps of ten"
+                    advice = f"set {example}, and let the exploration last a tenth of the run"
         if not evidence:
             return None
-        starts = run.option("replay.learning_starts")
-        if starts:
-            evidence += f"; only the first {starts:,} steps (replay.learning_starts) were random"
+
+        learning_starts = run.option("replay.learning_starts")
+        if learning_starts:
+            evidence += f"; only the first {learning_starts:,} steps (replay.learning_starts) were random"
         return RunFinding("no_exploration", "No exploration", 0.95, evidence, advice)
 
-    def _is_off(self, value: ScheduleLike | str | None) -> bool:
-        """Return whether an amount of exploration is as good as 0 in nine of ten steps that are not random anyway."""
-        if isinstance(value, str) or value is None:
-            return False  # a function of the user's
-        schedule = Schedule(value)
+    def _is_off(self, amount: ScheduleLike | str | None) -> bool:
+        """Return whether an amount of exploration is practically 0 in nine of ten steps after the random first ones."""
+        if isinstance(amount, str) or amount is None:
+            return False  # text is the name of a user's function
+        schedule = Schedule(amount)
         start = min(self.run.option("replay.learning_starts") or 0, self.run.env_steps - 1)
-        times = np.linspace(start, self.run.env_steps, 101)[:-1]
-        return float(np.mean([schedule.at(int(time)) < 1e-3 for time in times])) >= 0.9
+        steps = np.linspace(start, self.run.env_steps, 101)[:-1]
+        is_zero = [schedule.at(int(step)) < 1e-3 for step in steps]
+        return float(np.mean(is_zero)) >= 0.9
 
     def value_error_explodes(self) -> RunFinding | None:
-        """Find values, or errors of values, that are far larger than any return can be."""
-        bound = self._largest_value()
-        if bound is None:
+        """Check for values, or errors of values, that are far larger than any return can be."""
+        largest_return = self._largest_return()
+        if largest_return is None:
             return None
-        found = [
-            (max(abs(size(value)) for _, value in series[len(series) // 2 :]) / bound, name, series)
-            for metric, size in (("q_mean", float), ("vf_loss", lambda loss: math.sqrt(2.0 * max(loss, 0.0))))
-            for name, series in self.run.series(metric).items()
-        ]
-        ratio, name, series = max(found, default=(0.0, "", []))
+
+        # Only the second half of the run counts: value errors are large before the critic has learned anything.
+        candidates: list[tuple[float, str, Series]] = []
+        for name, series in self.run.series("q_mean").items():
+            values = [abs(value) for _, value in series[len(series) // 2 :]]
+            candidates.append((max(values) / largest_return, name, series))
+        for name, series in self.run.series("vf_loss").items():
+            # The loss is half a squared error.
+            errors = [math.sqrt(2.0 * max(loss, 0.0)) for _, loss in series[len(series) // 2 :]]
+            candidates.append((max(errors) / largest_return, name, series))
+        ratio, name, series = max(candidates, default=(0.0, "", []))
         if not 3.0 < ratio < math.inf:
             return None
-        targets = [
-            f"training.{option}={self.run.option(f'training.{option}')}"
-            for option in ("tau", "target_update_interval", "grad_clip")
-            if self.run.has_option(f"training.{option}")
-        ]
-        meant = "errors of the values" if "vf_loss" in name else "values"
+
+        other_options = ("training.tau", "training.target_update_interval", "training.grad_clip")
+        options = ["training.lr", *filter(self.run.has_option, other_options)]
+        options_text = ", ".join(f"{option}={self.run.option(option)}" for option in options)
+        quantity = "errors of the values" if "vf_loss" in name else "values"
         return RunFinding(
             "value_explodes",
             "The value error explodes",
             0.92 if ratio > 10.0 else 0.75,
-            f"{name} went from {series[0][1]:.3g} to {series[-1][1]:.3g}: {meant} up to {ratio:.3g} times as large as "
-            f"any return of these rewards can be (about {bound:.3g} with training.gamma="
-            f"{self.run.option('training.gamma')}); training.lr={self.run.option('training.lr')}"
-            + "".join(f", {option}" for option in targets),
+            f"{name} went from {series[0][1]:.3g} to {series[-1][1]:.3g}: {quantity} up to {ratio:.3g} times as large "
+            f"as any return of these rewards can be (about {largest_return:.3g} with training.gamma="
+            f"{self.run.option('training.gamma')}); {options_text}",
             "lower training.lr, set training.grad_clip, and let the target network follow more slowly (smaller "
             "training.tau, larger training.target_update_interval) where there is one",
         )
 
-    def _largest_value(self) -> float | None:
-        """Return how large a discounted return can be, in the rewards that are learned from; None if it is unknown."""
-        run, gamma = self.run, self.run.option("training.gamma")
+    def _largest_return(self) -> float | None:
+        """Return an upper estimate of a discounted return, in the rewards that are learned from; None if unknown.
+
+        It is the largest of: the largest return of an episode, and for each known reward per step the sum
+        `|r| * sum_t gamma^t`, whose second factor is the horizon 1 / (1 - gamma).
+        """
+        run = self.run
+        gamma = run.option("training.gamma")
         episodes = [*run.training, *run.evaluations]
         if not isinstance(gamma, int | float):
             return None
-        longest = max((each.length for each in episodes), default=1000.0)
+        longest = max((episode.length for episode in episodes), default=1000.0)
         horizon = min(1.0 / (1.0 - gamma), 1e6) if gamma < 1.0 else longest
         if run.option("environment.normalize_rewards"):
             return horizon * (run.option("environment.clip_rewards") or 10.0)
-        sizes = [max(abs(each.low), abs(each.high)) for each in episodes]
-        steps = [abs(each.mean) / each.length * horizon for each in episodes if each.length]
-        if self.seen.rewards is not None:
-            steps.append(float(np.abs(self.seen.rewards).max()) * horizon)
-        for name, alphas in run.series("alpha").items():  # the entropy is part of a soft value
+
+        bounds = [max(abs(episode.low), abs(episode.high)) for episode in episodes]
+        bounds += [abs(episode.mean) / episode.length * horizon for episode in episodes if episode.length]
+        if self.sample.rewards is not None:
+            bounds.append(float(np.abs(self.sample.rewards).max()) * horizon)
+        # A soft value (SAC) is of rewards plus alpha times the entropy.
+        for name, alphas in run.series("alpha").items():
             entropies = run.series(name.removesuffix("alpha") + "entropy")
-            steps += [abs(alphas[-1][1] * series[-1][1]) * horizon for series in entropies.values()]
-        return max([*sizes, *steps], default=0.0) or None
+            bounds += [abs(alphas[-1][1] * series[-1][1]) * horizon for series in entropies.values()]
+        return max(bounds, default=0.0) or None
 
     def rewards_of_odd_scale(self) -> RunFinding | None:
-        """Find rewards so large or small that losses and gradients are, too."""
+        """Check for rewards so large or small that losses and gradients have an odd scale too."""
         run = self.run
         if run.option("environment.normalize_rewards") or not run.collects:
             return None
-        if self.seen.rewards is not None:
-            size, where = (
-                float(np.sqrt(np.mean(np.square(self.seen.rewards, dtype=np.float64)))),
-                "root mean square of ",
-            )
-            where += f"the rewards in {len(self.seen.rewards)} steps"
+
+        rewards = self.sample.rewards
+        if rewards is not None:
+            size = float(np.sqrt(np.mean(np.square(rewards, dtype=np.float64))))
+            quantity = f"root mean square of the rewards in {len(rewards)} steps"
         else:
-            episodes = [each for each in run.training if each.length]
-            size = max((abs(each.mean) / each.length for each in episodes), default=1.0)
-            where = "mean reward of a step"
-        if SMALL <= size < LARGE or size == 0.0:
+            step_rewards = [abs(episode.mean) / episode.length for episode in run.training if episode.length]
+            size = max(step_rewards, default=1.0)
+            quantity = "mean reward of a step"
+        if SMALL_SCALE <= size < LARGE_SCALE or size == 0.0:
             return None
+
         scale = 10.0 ** round(math.log10(size))
+        is_large = size >= LARGE_SCALE
+        scale_text = f"{scale:,.0f}" if is_large else f"{scale:.0e}"
+        correction = (
+            f"divide the rewards by {scale:,.0f}" if is_large else f"multiply the rewards by {1.0 / scale:,.0f}"
+        )
         return RunFinding(
             "reward_scale",
-            f"Rewards of scale {f'{scale:,.0f}' if size >= LARGE else f'{scale:.0e}'}",
-            0.87 if size >= LARGE else 0.7,
-            f"{where}: {size:.3g}; environment.normalize_rewards=False",
-            f"set environment.normalize_rewards=True, or {'divide' if size >= LARGE else 'multiply'} the rewards by "
-            f"{scale if size >= LARGE else 1.0 / scale:,.0f}",
+            f"Rewards of scale {scale_text}",
+            0.87 if is_large else 0.7,
+            f"{quantity}: {size:.3g}; environment.normalize_rewards=False",
+            f"set environment.normalize_rewards=True, or {correction}",
         )
 
     def entropy_gone(self) -> RunFinding | None:
-        """Find that the policy draws hardly more than one action."""
+        """Check whether the policy samples hardly more than one action."""
         if not self.run.collects:
             return None
         for name, series in self.run.series("entropy").items():
-            limit, meant = self._entropy_limit(series[0][1])
-            small = [value < limit for _, value in series]
-            if limit == -math.inf or not small[-1]:
+            limit, limit_text = self._entropy_limit(series[0][1])
+            is_small = [value < limit for _, value in series]
+            if limit == -math.inf or not is_small[-1]:
                 continue
-            first = max((k + 1 for k, is_small in enumerate(small) if not is_small), default=0)
-            since, coeff = series[first][0], "training.entropy_coeff"
-            early = first == 0 or since <= 0.5 * self.run.gradient_steps
-            more = f"; {coeff}={self.run.option(coeff)}" if self.run.has_option(coeff) else ""
+
+            # The record after the last one with enough entropy.
+            large_records = [index for index, small in enumerate(is_small) if not small]
+            first_small = large_records[-1] + 1 if large_records else 0
+            since = series[first_small][0]
+            is_early = first_small == 0 or since <= 0.5 * self.run.gradient_steps
+            coefficient = "training.entropy_coeff"
+            if self.run.has_option(coefficient):
+                coefficient_text = f"; {coefficient}={self.run.option(coefficient)}"
+                advice = f"raise {coefficient} (0.01 is usual) and lower training.lr"
+            else:
+                coefficient_text = ""
+                advice = "raise training.target_entropy or training.alpha, and lower training.lr"
             return RunFinding(
                 "entropy_gone",
                 "The entropy is gone",
-                0.86 if early else 0.65,
-                f"{name} is {series[-1][1]:.3g} (below {limit:.3g}, {meant}) since gradient step {since:,} of "
-                f"{self.run.gradient_steps:,}{more}; training.lr={self.run.option('training.lr')}",
-                f"raise {coeff} (0.01 is usual) and lower training.lr"
-                if more
-                else "raise training.target_entropy or training.alpha, and lower training.lr",
+                0.86 if is_early else 0.65,
+                f"{name} is {series[-1][1]:.3g} (below {limit:.3g}, {limit_text}) since gradient step {since:,} of "
+                f"{self.run.gradient_steps:,}{coefficient_text}; training.lr={self.run.option('training.lr')}",
+                advice,
             )
         return None
 
-    def _entropy_limit(self, first: float) -> tuple[float, str]:
-        """Return the entropy below which hardly more than one action is drawn, and what it is in words."""
-        space = self.seen.action_space
+    def _entropy_limit(self, first_entropy: float) -> tuple[float, str]:
+        """Return the entropy below which hardly more than one action is sampled, and what it is, in words.
+
+        For a Box it is the entropy of normal distributions, sum_i (H(1) + log sigma_i), with sigma_i = 1 % of half the
+        range of component i.
+        """
+        space = self.sample.action_space
         if isinstance(space, spaces.Box):
-            half = (space.high.astype(np.float64) - space.low) / 2.0
-            half = np.ones(half.shape) if self.seen.is_squashed else np.where(np.isfinite(half), half, 1.0)
-            return float(np.sum(NORMAL_ENTROPY + np.log(0.01 * half))), "a deviation of 1 % of half the action's range"
-        choices = {spaces.Discrete: lambda: [space.n], spaces.MultiDiscrete: lambda: space.nvec.reshape(-1)}
-        for kind, sizes in choices.items():
-            if isinstance(space, kind):
-                return 0.05 * float(np.sum(np.log(sizes()))), "5 % of that of random actions"
-        return (0.05 * first, "5 % of its first value") if first > 0.1 else (-math.inf, "")
+            half_range = (space.high.astype(np.float64) - space.low) / 2.0
+            if self.sample.is_squashed:
+                half_range = np.ones(half_range.shape)
+            else:
+                half_range = np.where(np.isfinite(half_range), half_range, 1.0)
+            limit = float(np.sum(NORMAL_ENTROPY + np.log(0.01 * half_range)))
+            return limit, "a deviation of 1 % of half the action's range"
+        if isinstance(space, spaces.Discrete):
+            return 0.05 * float(np.sum(np.log([space.n]))), "5 % of that of random actions"
+        if isinstance(space, spaces.MultiDiscrete):
+            return 0.05 * float(np.sum(np.log(space.nvec.reshape(-1)))), "5 % of that of random actions"
+        if first_entropy > 0.1:
+            return 0.05 * first_entropy, "5 % of its first value"
+        return -math.inf, ""
 
     def dead_units(self) -> RunFinding | None:
-        """Find hidden units that give the same output for every observation."""
-        layers = [layer for layer in self.seen.layers if layer.units]
+        """Check for hidden units that give the same output for every observation."""
+        layers = [layer for layer in self.sample.layers if layer.units]
         if not layers:
             return None
-        worst = max(layers, key=lambda layer: layer.dead / layer.units)
         share = sum(layer.dead for layer in layers) / sum(layer.units for layer in layers)
-        largest = worst.dead / worst.units
-        if share < 0.5 and largest < 0.9:
+        worst = max(layers, key=lambda layer: layer.dead / layer.units)
+        worst_share = worst.dead / worst.units
+        if share < 0.5 and worst_share < 0.9:
             return None
         activation = self.run.option("rl_module.model_config.activation")
         return RunFinding(
             "dead_units",
             "Dead units",
-            0.9 if largest == 1.0 else 0.7 + 0.15 * max(share, largest - 0.1),
+            0.9 if worst_share == 1.0 else 0.7 + 0.15 * max(share, worst_share - 0.1),
             f"{share:.0%} of all hidden units give the same output for every observation, {worst.dead} of "
             f"{worst.units} in {worst.name}; rl_module.model_config.activation={activation}",
             "lower training.lr, set environment.normalize_observations=True, and use another "
-            "rl_module.model_config.activation (tanh or elu in place of relu); then train anew: dead units stay dead",
+            "rl_module.model_config.activation (tanh or elu in place of relu); then train a new run: dead units stay "
+            "dead",
         )
 
     def saturated_actions(self) -> RunFinding | None:
-        """Find that the most likely actions lie at the bounds of the action space nearly always."""
-        share = self.seen.at_bounds
+        """Check whether the most likely actions are nearly always at the bounds of the action space."""
+        share = self.sample.share_at_bounds
         if share is None or share < 0.9:
             return None
+        evidence = f"{share:.0%} of the most likely actions lie at a bound of the action space"
+        if self.sample.is_squashed:
+            evidence += " (the tanh of the policy is flat there: hardly any gradient)"
         return RunFinding(
             "saturated_actions",
             "Saturated actions",
-            0.8 + 0.05 * (share >= 0.99),
-            f"{share:.0%} of the most likely actions lie at a bound of the action space"
-            + (" (the tanh of the policy is flat there: hardly any gradient)" if self.seen.is_squashed else ""),
+            0.85 if share >= 0.99 else 0.8,
+            evidence,
             "lower training.lr, set environment.normalize_observations=True, begin with small actions "
             "(rl_module.model_config.orthogonal_init=True, policy_gain=0.01), and check the scale of rewards",
         )
 
     def clipped_gradients(self) -> RunFinding | None:
-        """Find that at least nine of ten gradients are clipped."""
+        """Check whether at least nine of ten gradients are clipped."""
         limit = self.run.option("training.grad_clip")
         for name, series in self.run.series("_share_clipped").items():
+            norm_name = name.removesuffix("_share_clipped") + "_global_norm"
             share = float(np.mean([value for _, value in series]))
-            norms = self.run.series(name.removesuffix("_share_clipped") + "_global_norm")
+            norms = self.run.series(norm_name)
             if share < 0.9 or not norms or not limit:
                 continue
-            norm = float(np.median([value for _, value in next(iter(norms.values()))]))
-            ratio = norm / limit
+
+            median_norm = float(np.median([value for _, value in next(iter(norms.values()))]))
+            ratio = median_norm / limit
+            if ratio >= 1000.0:
+                certainty = 0.8
+            elif ratio >= 100.0:
+                certainty = 0.6
+            else:
+                certainty = 0.5
             return RunFinding(
                 "clipped_gradients",
                 f"Gradients are clipped {'nine times in ten' if share < 0.95 else 'nearly always'}",
-                0.8 if ratio >= 1000.0 else 0.6 if ratio >= 100.0 else 0.5,
+                certainty,
                 f"{share:.0%} of gradients were longer than training.grad_clip={limit}, {ratio:.3g} times as long "
-                f"(median of {name.removesuffix('_share_clipped')}_global_norm: {norm:.3g})",
-                f"raise training.grad_clip (towards {norm:.1g}), or make the loss smaller: "
+                f"(median of {norm_name}: {median_norm:.3g})",
+                f"raise training.grad_clip (towards {median_norm:.1g}), or make the loss smaller: "
                 "environment.normalize_rewards=True, a smaller training.vf_loss_coeff where there is one",
             )
         return None
 
     def large_observations(self) -> RunFinding | None:
-        """Find observations so large that the first layer saturates."""
-        size = self.seen.obs_scale
-        if size is None or size < LARGE or self.run.option("environment.normalize_observations"):
+        """Check for observations so large that the first layer saturates."""
+        size = self.sample.observation_rms
+        if size is None or size < LARGE_SCALE or self.run.option("environment.normalize_observations"):
             return None
         return RunFinding(
             "observation_scale",
@@ -439,14 +519,13 @@ class RunExamination:
         )
 
     def same_returns(self) -> RunFinding | None:
-        """Find that every episode had the same return, so that no action looks better than another."""
+        """Check whether every episode had the same return, so that no action looks better than another."""
         episodes: list[Returns] = self.run.training
-        count = sum(each.count for each in episodes)
-        if (
-            self.run.is_multi_agent
-            or count < 10
-            or max(each.high for each in episodes) != min(each.low for each in episodes)
-        ):
+        count = sum(record.count for record in episodes)
+        # The common return of agents that play against each other is always the same.
+        if self.run.is_multi_agent or count < 10:
+            return None
+        if max(record.high for record in episodes) != min(record.low for record in episodes):
             return None
         return RunFinding(
             "same_returns",
@@ -456,3 +535,11 @@ class RunExamination:
             "explore more or longer (training.epsilon, training.exploration_noise, training.entropy_coeff), or give "
             "rewards on the way to the goal",
         )
+
+
+def _should_be_finite(metric: str) -> bool:
+    return any(part in metric for part in FINITE_METRICS)
+
+
+def _is_broken(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

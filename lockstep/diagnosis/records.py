@@ -1,4 +1,4 @@
-"""`RunRecords`: what a run's folder says about it, and whether it learned."""
+"""Configuration and records of a run, read from its folder, and whether they show that it learns."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from lockstep.state.markup import number_text
 from lockstep.tracking import RunFolder, RunFolderError, read_metrics
 
 Series = list[tuple[int, float]]
-"""steps and values of one metric"""
-NOISE = 3.0
-"""standard errors that a gain in return must exceed to count"""
+"""Values of one metric, each with its step."""
+NOISE_FACTOR = 3.0
+"""Standard errors that a gain in return must exceed to count."""
 
 
 @dataclass(frozen=True)
 class Returns:
-    """The episodes of one record: an evaluation, or what training collected since the last one."""
+    """Returns of the episodes in one record: of an evaluation, or of training since the last record."""
 
     step: int
     mean: float
@@ -31,12 +31,21 @@ class Returns:
     low: float
     high: float
     count: int
+    """Number of episodes."""
     length: float
-    """mean steps of an episode"""
+    """Mean number of steps of an episode."""
 
 
 class RunRecords:
-    """The configuration and the records of a run.
+    """Configuration and records of a run.
+
+    Attributes:
+        evaluations: Returns of each evaluation.
+        training: Returns of each record of training episodes.
+        updates: Records of updates, as in metrics.jsonl.
+        env_steps: Number of environment steps.
+        episodes: Number of training episodes.
+        gradient_steps: Number of gradient steps.
 
     Raises:
         RunFolderError: there is no run, or nothing was recorded.
@@ -44,7 +53,7 @@ class RunRecords:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.folder = folder = RunFolder.open(path)
+        folder = RunFolder.open(path)
         if not folder.metrics_path.exists():
             raise RunFolderError(f"the run in {folder.path} has no metrics.jsonl; train with the logger jsonl")
         records = read_metrics(folder.metrics_path)
@@ -53,63 +62,76 @@ class RunRecords:
                 f"the run in {folder.path} is empty: metrics.jsonl has no record; let it train for an epoch "
                 "(reporting.steps_per_epoch) first"
             )
+        self.folder = folder
         self.records = records
         self.updates = [record for record in records if record["scope"] == "update"]
         with naming_damage(folder.metrics_path, "file of records"):
-            self._summarise()
+            self._read_returns_and_steps()
 
-    def _summarise(self) -> None:
-        """Gather the returns of all records, and how far the run is."""
-        self.evaluations, self.training = self._returns("test"), self._returns("train")
-        info: Mapping[str, Any] = next(
-            (record["data"] for record in reversed(self.records) if record["scope"] == "info"), {}
-        )
-        trained = [record for record in self.records if record["scope"] == "train"]
-        steps = [int(record["step"]) for record in trained]
-        episodes = sum(record["data"].get("n_collected_episodes", 0) for record in trained)
+    def _read_returns_and_steps(self) -> None:
+        self.evaluations = self._returns("test")
+        self.training = self._returns("train")
+
+        # A run that was killed has no last record of scope "info", so the steps of its other records count too.
+        info: Mapping[str, Any] = {}
+        for record in self.records:
+            if record["scope"] == "info":
+                info = record["data"]
+        train_records = [record for record in self.records if record["scope"] == "train"]
+        steps = [int(record["step"]) for record in train_records]
+        num_episodes = sum(record["data"].get("n_collected_episodes", 0) for record in train_records)
+        gradient_steps = [int(record["step"]) for record in self.updates]
         self.env_steps = max([int(info.get("train_step") or 0), *steps])
-        self.episodes = max(int(info.get("train_episode") or 0), episodes)
-        self.gradient_steps = max([int(info.get("gradient_step") or 0), *(int(r["step"]) for r in self.updates)])
+        self.episodes = max(int(info.get("train_episode") or 0), num_episodes)
+        self.gradient_steps = max([int(info.get("gradient_step") or 0), *gradient_steps])
 
     def _returns(self, scope: str) -> list[Returns]:
-        found = []
+        """Return the returns of all records of a scope that have episodes."""
+        returns = []
         for record in self.records:
             data = record["data"]
             if record["scope"] == scope and data.get("returns_stat/count"):
-                mean, std, low, high = (float(data[f"returns_stat/{name}"]) for name in ("mean", "std", "min", "max"))
-                length, count = float(data.get("lens_stat/mean") or 0.0), int(data["returns_stat/count"])
-                found.append(Returns(int(record["step"]), mean, std, low, high, count, length))
-        return found
+                of_record = Returns(
+                    step=int(record["step"]),
+                    mean=float(data["returns_stat/mean"]),
+                    std=float(data["returns_stat/std"]),
+                    low=float(data["returns_stat/min"]),
+                    high=float(data["returns_stat/max"]),
+                    count=int(data["returns_stat/count"]),
+                    length=float(data.get("lens_stat/mean") or 0.0),
+                )
+                returns.append(of_record)
+        return returns
 
     def option(self, path: str) -> Any:
-        """Return an option by its path (`"training.lr"`), as plain JSON; None where the run has none of that name."""
+        """Return an option by its path (`"training.lr"`), as plain JSON; None if the run does not have the option."""
         value: Any = self.folder.config
         for part in path.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
         return value
 
     def has_option(self, path: str) -> bool:
-        """Return whether the run's configuration has this option."""
+        """Return whether the run's configuration has an option."""
         section, _, name = path.partition(".")
         return name in (self.folder.config.get(section) or {})
 
     def series(self, name: str) -> dict[str, Series]:
-        """Return the metrics of updates that are called `name`, or end in it: one for each module and optimizer."""
-        found: dict[str, Series] = {}
+        """Return the metrics of updates whose name ends in `name`: one for each module and optimizer."""
+        series: dict[str, Series] = {}
         for record in self.updates:
             for key, value in record["data"].items():
                 if key.endswith(name) and isinstance(value, int | float):
-                    found.setdefault(key, []).append((int(record["step"]), float(value)))
-        return found
+                    series.setdefault(key, []).append((int(record["step"]), float(value)))
+        return series
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has come to an end of any kind."""
+        """Whether the run has ended, for any reason."""
         return self.folder.summary_path.exists()
 
     @property
     def collects(self) -> bool:
-        """Whether it learns from an environment, and not from data."""
+        """Whether the run learns from an environment, not from recorded data."""
         return self.option("offline_data.input_") is None and self.env_steps > 0
 
     @property
@@ -119,63 +141,80 @@ class RunRecords:
 
     @property
     def steps_of_an_env(self) -> int:
-        """Steps that each environment has made."""
-        runners = max(1, self.option("env_runners.num_env_runners") or 0)
-        return self.env_steps // max(1, runners * (self.option("env_runners.num_envs_per_env_runner") or 1))
+        """Number of steps in each environment."""
+        num_runners = max(1, self.option("env_runners.num_env_runners") or 0)
+        envs_per_runner = self.option("env_runners.num_envs_per_env_runner") or 1
+        return self.env_steps // max(1, num_runners * envs_per_runner)
 
     @property
     def env_name(self) -> str:
-        """The environment as the command line takes it, where it has such a name."""
-        named = self.option("environment.env")
-        return named if isinstance(named, str) else self.folder.env
+        """Name of the environment, as the command line accepts it if the environment has such a name."""
+        name = self.option("environment.env")
+        return name if isinstance(name, str) else self.folder.env
 
     @property
     def registered(self) -> Any:
-        """The environment's specification, where gymnasium knows it by its id."""
+        """Specification of the environment in gymnasium; None if it is not registered."""
         return gym.registry.get(self.folder.env)
 
     @property
     def curve(self) -> list[Returns]:
-        """Evaluations; of a run without, or with a single one, its training episodes."""
+        """Returns of the evaluations, or of training if there are fewer than two evaluations."""
         return self.evaluations if len(self.evaluations) > 1 else self.training
 
     def expected_return(self) -> float | None:
-        """Return the return at which the task counts as solved: `evaluation.stop_return`, or what gymnasium says."""
-        stop = self.option("evaluation.stop_return")
-        return stop if stop is not None else getattr(self.registered, "reward_threshold", None)
+        """Return the return at which the task counts as solved: `evaluation.stop_return`, else that of gymnasium."""
+        stop_return = self.option("evaluation.stop_return")
+        if stop_return is not None:
+            return stop_return
+        return getattr(self.registered, "reward_threshold", None)
 
     def learns(self, expected: float | None) -> bool | None:
-        """Return whether it gets better; None where there is no curve to tell it from.
+        """Return whether the run improves; None if its curve does not show it.
 
-        It does where its last returns reach `expected`; or where they are better than the first by more than chance,
-        by half of what was ever gained, and, below `expected`, still on the way up.
+        It improves if the returns of the last third of the curve reach `expected`. Otherwise they must be better than
+        the first ones by more than chance and by half of the largest gain, and, if a return is expected, also better
+        than those of the third before.
         """
         curve = self.curve
-        if len(curve) < 2 or (self.is_multi_agent and len({each.mean for each in curve}) == 1):
-            return None  # agents who play against each other earn nothing together
+        if len(curve) < 2:
+            return None
+        if self.is_multi_agent and len({returns.mean for returns in curve}) == 1:
+            return None  # agents that play against each other always have the same return in total
+
         size = max(1, len(curve) // 3)
-        last, before = _pooled(curve[-size:]), _pooled(curve[-2 * size : -size] or curve[:1])
-        if expected is not None and last[0] >= expected:
+        last, last_error = _pooled(curve[-size:])
+        if expected is not None and last >= expected:
             return True
-        first, best = _pooled(curve[:1]), max(each.mean for each in curve)
-        gain, noise = last[0] - first[0], NOISE * math.hypot(first[1], last[1])
-        gained = gain > noise and gain >= 0.5 * (best - first[0])
-        return gained and (expected is None or last[0] - before[0] > math.hypot(last[1], before[1]))
+
+        first, first_error = _pooled(curve[:1])
+        best = max(returns.mean for returns in curve)
+        gain = last - first
+        has_gained = gain > NOISE_FACTOR * math.hypot(first_error, last_error) and gain >= 0.5 * (best - first)
+        if expected is None:
+            return has_gained
+        previous, previous_error = _pooled(curve[-2 * size : -size] or curve[:1])
+        return has_gained and last - previous > math.hypot(last_error, previous_error)
 
     def progress(self, expected: float | None) -> str:
-        """Return the curve in words, and the return at which the task counts as solved."""
-        curve, kind = self.curve, "evaluations" if self.curve is self.evaluations else "records of training"
+        """Return the course of the returns, and the return at which the task counts as solved, in words."""
+        curve = self.curve
         if not curve:
             return f"no return was recorded in {self.env_steps or self.gradient_steps:,} steps"
-        first, last = curve[0], curve[-1]
-        return (
+        kind = "evaluations" if curve is self.evaluations else "records of training"
+        first = curve[0]
+        last = curve[-1]
+        text = (
             f"{len(curve)} {kind}: mean return {number_text(first.mean)} at step {first.step:,}, "
             f"{number_text(last.mean)} at step {last.step:,}"
-            + ("" if expected is None else f" ({expected:g} is expected)")
         )
+        if expected is not None:
+            text += f" ({expected:g} is expected)"
+        return text
 
 
 def _pooled(records: Sequence[Returns]) -> tuple[float, float]:
-    """Return the mean of the means, and its standard error."""
-    errors = [each.std**2 / each.count for each in records]
-    return float(np.mean([each.mean for each in records])), math.sqrt(sum(errors)) / len(records)
+    """Return the mean of the records' mean returns, and its standard error, sqrt(sum_i std_i^2 / n_i) / N."""
+    variances = [returns.std**2 / returns.count for returns in records]
+    mean = float(np.mean([returns.mean for returns in records]))
+    return mean, math.sqrt(sum(variances)) / len(records)
