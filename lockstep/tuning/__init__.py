@@ -1,4 +1,4 @@
-"""Search for settings: `lockstep.tune`, the command `lockstep tune`, and the spaces they search."""
+"""Hyperparameter search: `lockstep.tune`, the command `lockstep tune`, and search spaces."""
 
 from lockstep.tuning.space import Range, SearchSpace, default_space, read_space
 from lockstep.tuning.study import TrialRow, TuneResult, tune

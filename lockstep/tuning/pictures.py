@@ -1,4 +1,4 @@
-"""The picture of a search."""
+"""Picture of a search: scores of the trials, and importances of the options."""
 
 from __future__ import annotations
 
@@ -9,32 +9,43 @@ import numpy as np
 
 from lockstep.options.checks import install_hint
 
+# Colours of the palette of Okabe and Ito, which people with colour blindness can tell apart.
+BLUE = "#0072B2"
+RED = "#D55E00"
+
 
 def draw_search(scores: Sequence[float | None], importances: Mapping[str, float], path: Path) -> None:
-    """Draw the score of each trial with the best so far, and how much each option mattered.
+    """Draw the score of each trial with the best one so far, and how much each option mattered.
 
-    `scores`: None for a trial without one. `importances`: shares of 1 by option. Raises `ImportError` without
-    matplotlib.
+    Args:
+        scores: Score of each trial; None for a trial without one.
+        importances: Share of each option, with the sum 1.
+        path: Picture to write.
+
+    Raises:
+        ImportError: matplotlib is not installed.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(f"the picture of a search needs matplotlib: {install_hint('plot')}") from error
+
     figure = Figure(figsize=(10, 4), layout="constrained")
     FigureCanvasAgg(figure)
-    history, shares = figure.subplots(1, 2)
-    known = np.array([np.nan if score is None else score for score in scores])
-    numbers = np.arange(len(known))
-    history.plot(numbers, known, "o", color="#0072B2", label="trial")
-    if np.isfinite(known).any():
-        best = np.fmax.accumulate(np.where(np.isfinite(known), known, -np.inf))
-        history.step(
-            numbers, np.where(np.isfinite(best), best, np.nan), where="post", color="#D55E00", label="best so far"
-        )
-    history.set(xlabel="trial", ylabel="mean return at the end", title="Trials")
-    history.legend()
+    score_axes, importance_axes = figure.subplots(1, 2)
+
+    values = np.array([np.nan if score is None else score for score in scores])
+    numbers = np.arange(len(values))
+    score_axes.plot(numbers, values, "o", color=BLUE, label="trial")
+    if np.isfinite(values).any():
+        best = np.fmax.accumulate(np.where(np.isfinite(values), values, -np.inf))
+        best = np.where(np.isfinite(best), best, np.nan)  # before the first trial with a score there is no best one
+        score_axes.step(numbers, best, where="post", color=RED, label="best so far")
+    score_axes.set(xlabel="trial", ylabel="mean return at the end", title="Trials")
+    score_axes.legend()
+
     names = sorted(importances, key=lambda name: importances[name])
-    shares.barh(names, [importances[name] for name in names], color="#0072B2")
-    shares.set(xlabel="importance", title="What mattered")
+    importance_axes.barh(names, [importances[name] for name in names], color=BLUE)
+    importance_axes.set(xlabel="importance", title="What mattered")
     figure.savefig(path, dpi=110)

@@ -1,4 +1,6 @@
-"""What a search may change: a range for each option by its path.
+"""Search spaces: a range for each option that a search may change, by the option's path.
+
+In a file:
 
 {
     "training.lr": {"low": 1e-5, "high": 1e-2, "log": true},
@@ -23,17 +25,19 @@ from lockstep.state.trust import FileNames
 
 @dataclass(frozen=True)
 class Range:
-    """Where the values of one option lie: `choices`, or all from `low` to `high`.
+    """Values of one option in a search space: `choices`, or the numbers from `low` to `high`.
 
-    Raises `ValueError` for neither or both, an empty range, or a logarithmic one that reaches 0.
+    Raises:
+        ValueError: `choices` and `low`, `high` are given together or not at all, the range is empty, or it is
+            logarithmic and reaches 0.
     """
 
     low: Any = None
     high: Any = None
     log: bool = False
-    """Whether the logarithm is drawn evenly: for what spans orders of magnitude."""
+    """Whether the logarithm of the value is uniform, for options whose values span orders of magnitude."""
     choices: tuple[Any, ...] = ()
-    """Any values of JSON."""
+    """Allowed values, which may be any JSON."""
 
     def __post_init__(self) -> None:
         low, high = self.low, self.high
@@ -49,21 +53,26 @@ class Range:
             raise ValueError("with log, low must be above 0")
 
     def plain(self) -> dict[str, Any]:
-        """Return the fields that are set."""
+        """Return the range in the form of a file, with the fields that are set."""
         if self.choices:
             return {"choices": list(self.choices)}
-        return {"low": self.low, "high": self.high, **({"log": True} if self.log else {})}
+        fields = {"low": self.low, "high": self.high}
+        if self.log:
+            fields["log"] = True
+        return fields
 
     def suggest(self, trial: Any, path: str) -> Any:
-        """Return the value that an Optuna trial has for this option; whole numbers between whole bounds."""
-        if self.choices:  # Optuna's choices are scalars: they are kept as JSON
+        """Return the value that an Optuna trial has for this option. Between whole bounds it is a whole number."""
+        if self.choices:
+            # Optuna stores scalars only, so that choices such as lists are given to it as JSON.
             return json.loads(trial.suggest_categorical(path, [json.dumps(choice) for choice in self.choices]))
-        whole = isinstance(self.low, int) and isinstance(self.high, int)
-        return (trial.suggest_int if whole else trial.suggest_float)(path, self.low, self.high, log=self.log)
+        is_whole = isinstance(self.low, int) and isinstance(self.high, int)
+        suggest = trial.suggest_int if is_whole else trial.suggest_float
+        return suggest(path, self.low, self.high, log=self.log)
 
 
 SearchSpace = Mapping[str, Range]
-"""a range for each option, by path"""
+"""Range of each option in a search, by the option's path."""
 
 
 COMMON: SearchSpace = {
@@ -90,29 +99,36 @@ OFFLINE: SearchSpace = {
     "training.tau": Range(choices=(0.005, 0.01, 0.02)),
     "training.beta": Range(0.1, 10.0, log=True),
 }
-MAX_PARTS = 32
-"""minibatches in a rollout, at most"""
+MINIBATCHES = (32, 16, 8, 4, 2, 1)
+"""Numbers of minibatches that a rollout is divided into."""
 
 
 def default_space(config: AlgorithmConfig) -> dict[str, Range]:
-    """Return the space that is searched where none is given: those of the ranges above whose option the algorithm has.
+    """Return the space for an algorithm: the ranges of this file for the options that the algorithm has.
 
-    Minibatches divide the rollout of the configuration. An option that is off (None) stays off.
+    An option that is off (None) stays off. The choices for the size of minibatches divide the rollout evenly.
     """
-    family = OFFLINE if config.is_offline else OFF_POLICY if config.is_off_policy else ON_POLICY
+    if config.is_offline:
+        family = OFFLINE
+    elif config.is_off_policy:
+        family = OFF_POLICY
+    else:
+        family = ON_POLICY
     space = {path: values for path, values in {**COMMON, **family}.items() if value_at(config, path) is not None}
     if not config.can_sum_rewards:
         space.pop("replay.n_step", None)
+
     training = config.training.options()
-    size, batch = training.get("minibatch_size"), training.get("train_batch_size")
-    if family is ON_POLICY and isinstance(size, int) and isinstance(batch, int):
-        sizes = tuple(batch // parts for parts in (1, 2, 4, 8, 16, MAX_PARTS) if batch % parts == 0)
-        space["training.minibatch_size"] = Range(choices=tuple(reversed(sizes)))
+    minibatch_size = training.get("minibatch_size")
+    batch_size = training.get("train_batch_size")
+    if family is ON_POLICY and isinstance(minibatch_size, int) and isinstance(batch_size, int):
+        sizes = tuple(batch_size // number for number in MINIBATCHES if batch_size % number == 0)
+        space["training.minibatch_size"] = Range(choices=sizes)
     return space
 
 
 def value_at(config: AlgorithmConfig, path: str) -> Any:
-    """Return the plain value of an option; None where the algorithm does not have it."""
+    """Return the plain value of an option; None if the algorithm does not have the option."""
     value: Any = config.named_options()
     for part in path.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -120,9 +136,15 @@ def value_at(config: AlgorithmConfig, path: str) -> Any:
 
 
 def read_space(path: str | Path, *, trust: bool = False) -> dict[str, Range]:
-    """Return the space in a JSON file. Raises `ValueError` that names the file and the option.
+    """Read a space from a JSON file.
 
-    `trust`: take all objects that its choices name, such as functions; `UntrustedError` names one that needs it.
+    Args:
+        path: The file.
+        trust: Whether to accept all objects that its choices name, such as functions.
+
+    Raises:
+        ValueError: the file or a range in it is not valid; the message names the file and the option.
+        UntrustedError: a choice names an object that needs `trust=True`.
     """
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -154,12 +176,14 @@ def _read_range(option: str, values: JsonValue, path: str | Path) -> Range:
 def apply(config: AlgorithmConfig, values: Mapping[str, Any]) -> AlgorithmConfig:
     """Return a copy of a configuration with the values of a trial.
 
-    A number for an option that is a schedule is its first value: the schedule is scaled.
+    If an option is a schedule, a number scales the schedule so that it starts with this number.
     """
     config = config.copy()
     for path, value in values.items():
-        before = value_at(config, path)
-        if isinstance(before, list) and isinstance(value, int | float) and before[0][1]:
-            value = [[step, rate * value / before[0][1]] for step, rate in before]
+        old_value = value_at(config, path)
+        if isinstance(old_value, list) and isinstance(value, int | float):
+            first_rate = old_value[0][1]
+            if first_rate:
+                value = [[step, rate * value / first_rate] for step, rate in old_value]
         config.set_path(path, value)
     return config
