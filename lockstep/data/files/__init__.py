@@ -1,6 +1,6 @@
-"""Data sets too large for memory, and Minari's, read and written as batches, and recorded rows that are drawn from.
+"""Data sets in files: data larger than memory, Minari datasets, and recorded rows to sample from.
 
-`SampleBatch` reads npz and Parquet.
+`SampleBatch` itself reads and writes `.npz` and Parquet files.
 """
 
 from lockstep.data.files.dataset import OfflineDataset, OfflineMinibatches, parquet_batches, write_rows

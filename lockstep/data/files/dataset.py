@@ -1,8 +1,8 @@
-"""Data sets larger than memory: rows on disk, read where they are needed, in shuffled minibatches.
+"""Data sets larger than memory: rows on disk that are read when they are needed, in shuffled minibatches.
 
-A file of rows is an ordinary `.npy` of records (`np.load(path, mmap_mode="r")` opens it), one record for each row, with
-all its columns side by side. A note in JSON behind the last record says what records cannot: nesting, tensor or array.
-Behind the note stand its length (8 bytes, little-endian) and a mark of 8 bytes.
+A file of rows is an ordinary `.npy` of records, which `np.load(path, mmap_mode="r")` opens. Each record is a row with
+all its columns. A JSON note after the last record holds what records cannot express: nesting, and whether a leaf was a
+tensor or an array. The note is followed by its length (8 bytes, little-endian) and by a mark of 8 bytes.
 """
 
 from __future__ import annotations
@@ -33,20 +33,22 @@ from lockstep.state.sizes import check_claim
 _MARK = b"LSROWS01"
 _LONGEST_HEADER = 1 << 20
 _LONGEST_NOTE = 1 << 24
+"""Limits of a header and a note in bytes. Longer ones are damage."""
 _ROWS_AT_ONCE = 1 << 14
+"""Number of rows that are packed into records and written at once."""
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """The record that holds one row, and how its fields make up the columns."""
+    """Format of the rows of a file: the record of one row, and the columns that its fields form."""
 
     record: np.dtype
     columns: dict[str, Any]
-    """columns as `encode_column` describes them; a key is the name of a field"""
+    """Descriptions of `encode_column`. Keys of arrays are names of fields."""
 
     @property
     def fields(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-        """The stored type and row shape of each field."""
+        """Stored dtype and row shape of each field."""
         return {name: self.record[name].subdtype or (self.record[name], ()) for name in self.record.names or ()}
 
 
@@ -54,14 +56,15 @@ class RowFormat:
 
 
 def write_rows(path: str | Path, batches: SampleBatch | Iterable[SampleBatch]) -> Path:
-    """Write all rows of one or many batches to one file for `OfflineDataset`; return its path (`.npy`).
+    """Write the rows of one or many batches to one file for `OfflineDataset`, and return its path (`.npy`).
 
-    Batches are taken one after another, so that a generator (`parquet_batches`) of any length fits in memory. The
-    first one with rows says which columns there are, of which type and shape.
+    Batches are written one after another, so that a generator (`parquet_batches`) of any length fits in memory. The
+    first batch with rows determines the columns, their types and shapes. The file appears when it is complete.
 
-    Raises `ValueError` naming batch and column where a later one differs, where a batch has sequences, or where
-    there is no row; `TypeError` for columns of objects (`infos`); `OSError` naming the file, of which nothing
-    half-written is left.
+    Raises:
+        ValueError: a later batch differs, a batch has sequences, or there is no row; names batch and column.
+        TypeError: a column holds objects (`infos`).
+        OSError: the file cannot be written; names the file.
     """
     path = Path(path)
     path = path if path.suffix == ".npy" else path.with_name(path.name + ".npy")
@@ -78,14 +81,17 @@ def write_rows(path: str | Path, batches: SampleBatch | Iterable[SampleBatch]) -
                 record = np.dtype([(name, array.dtype.str, array.shape[1:]) for name, array in first.items()])
                 layout = RowFormat(record, columns)
                 file.write(_header(layout.record, 0))
+
             arrays = _fitting_arrays(batch, layout, number)
             for start in range(0, len(batch), _ROWS_AT_ONCE):
                 file.write(_packed(arrays, layout.record, start, min(start + _ROWS_AT_ONCE, len(batch))))
             num_rows += len(batch)
+
         if layout is None:
             raise ValueError(f"there is no row to write to {path}")
         note = json.dumps({"version": 1, "columns": layout.columns}).encode()
         file.write(note + len(note).to_bytes(8, "little") + _MARK)
+        # The number of rows is known now: the header has the same length for every number.
         file.seek(0)
         file.write(_header(layout.record, num_rows))
     return path
@@ -100,16 +106,18 @@ def _check_batch(batch: object, number: int) -> None:
 
 
 def _describe_columns(columns: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return columns as JSON, and the array of each field; columns built alike give the same names."""
+    """Return the descriptions of columns, and the array of each field. Columns of one structure have equal names."""
     arrays: dict[str, np.ndarray] = {}
 
     def put(array: np.ndarray, path: str) -> str:
-        plain = bool(path) and path.isascii() and path.isprintable() and path not in arrays
-        name = path if plain else f"column {len(arrays)}"
+        # Names of fields in `.npy` headers are best plain ASCII; other paths get a number.
+        is_plain = bool(path) and path.isascii() and path.isprintable() and path not in arrays
+        name = path if is_plain else f"column {len(arrays)}"
         arrays[name] = array
         return name
 
-    return {name: encode_column(column, put, _refuse_objects, name) for name, column in columns.items()}, arrays
+    described = {name: encode_column(column, put, _refuse_objects, name) for name, column in columns.items()}
+    return described, arrays
 
 
 def _refuse_objects(rows: np.ndarray, path: str) -> None:
@@ -117,15 +125,16 @@ def _refuse_objects(rows: np.ndarray, path: str) -> None:
 
 
 def _fitting_arrays(batch: Mapping[str, Any], layout: RowFormat, number: int) -> dict[str, np.ndarray]:
-    """Return the array of each field; `ValueError` naming a column that is not as in the first batch."""
-    missing = set(batch) ^ set(layout.columns)
+    """Return the array of each field; `ValueError` naming a column that differs from the first batch."""
     columns, arrays = _describe_columns({name: batch[name] for name in layout.columns if name in batch})
-    odd = missing or {name for name, column in columns.items() if _words(column) != _words(layout.columns[name])}
-    odd = odd or {
-        field
-        for field, (dtype, shape) in layout.fields.items()
-        if arrays[field].shape[1:] != shape or arrays[field].dtype.itemsize > dtype.itemsize
-    }
+    odd = set(batch) ^ set(layout.columns)
+    if not odd:
+        odd = {name for name, column in columns.items() if _structure(column) != _structure(layout.columns[name])}
+    if not odd:
+        for field, (dtype, shape) in layout.fields.items():
+            # Text may be shorter than in the first batch, but not longer.
+            if arrays[field].shape[1:] != shape or arrays[field].dtype.itemsize > dtype.itemsize:
+                odd.add(field)
     if odd:
         shown = {name: f"{array.dtype}{list(array.shape[1:])}" for name, array in arrays.items()}
         raise ValueError(
@@ -135,18 +144,18 @@ def _fitting_arrays(batch: Mapping[str, Any], layout: RowFormat, number: int) ->
     return arrays
 
 
-def _words(item: Mapping[str, Any]) -> str:
-    """Return the nesting and types of a described column; the width of text is left out."""
+def _structure(item: Mapping[str, Any]) -> str:
+    """Return the nesting and types of a described column as text, without the width of text columns."""
     if item["kind"] == "dict":
-        return "{" + ", ".join(f"{key!r}: {_words(part)}" for key, part in item["items"]) + "}"
+        return "{" + ", ".join(f"{key!r}: {_structure(part)}" for key, part in item["items"]) + "}"
     if item["kind"] == "tuple":
-        return "(" + ", ".join(map(_words, item["items"])) + ")"
+        return "(" + ", ".join(map(_structure, item["items"])) + ")"
     dtype = item["dtype"]
     return f"{item['kind']} {dtype[:2] if dtype[1] in 'US' else dtype}"
 
 
 def _packed(arrays: Mapping[str, np.ndarray], record: np.dtype, start: int, stop: int) -> memoryview:
-    """Return rows `start:stop` as the bytes of records."""
+    """Return the bytes of rows `start:stop` as records."""
     records = np.zeros(stop - start, record)
     for name, array in arrays.items():
         records[name] = array[start:stop]
@@ -154,7 +163,7 @@ def _packed(arrays: Mapping[str, np.ndarray], record: np.dtype, start: int, stop
 
 
 def _header(record: np.dtype, num_rows: int) -> bytes:
-    """Return the head of the `.npy` file, of the same length for any number of rows."""
+    """Return the header of the `.npy` file. It has the same length for every number of rows."""
     text = io.BytesIO()
     described = {"descr": npy.dtype_to_descr(record), "fortran_order": False, "shape": (num_rows,)}
     npy.write_array_header_2_0(text, described)
@@ -165,9 +174,11 @@ def _header(record: np.dtype, num_rows: int) -> bytes:
 
 
 class RowFile:
-    """An open file of rows. Nothing of it is held in memory but what the methods give.
+    """Open file of rows. It holds no rows in memory.
 
-    Raises `FileNotFoundError`, or `ValueError` naming the file where it is damaged or foreign.
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged or foreign; names the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -178,14 +189,16 @@ class RowFile:
         weakref.finalize(self, os.close, self._descriptor)
 
     def read(self, index: np.ndarray) -> np.ndarray:
-        """Return records by number, in this order; consecutive ones are read at once."""
+        """Return records by number, in the given order. Consecutive records are read at once."""
         size = self.layout.record.itemsize
         breaks = np.flatnonzero(np.diff(index) != 1) + 1
         if len(breaks) > len(index) // 2:
+            # Mostly single rows, as in a shuffled minibatch: the shortest loop over them is the fastest.
             offsets = (index.astype(np.int64) * size + self._offset).tolist()
             content = b"".join([os.pread(self._descriptor, size, offset) for offset in offsets])
             self._check_read(len(content), len(index) * size)
             return np.frombuffer(content, self.layout.record)
+
         into = np.empty(len(index) * size, np.uint8)
         for start, stop in pairwise([0, *breaks.tolist(), len(index)]):
             if stop > start:
@@ -193,10 +206,11 @@ class RowFile:
         return np.frombuffer(into, self.layout.record)
 
     def read_run(self, first: int, into: memoryview) -> None:
-        """Read consecutive records from number `first` on; the system gives at most 2 GiB at a time."""
+        """Read consecutive records from number `first` on into a buffer, which says how many."""
         offset = first * self.layout.record.itemsize + self._offset
-        done, count = 0, 1
-        while count and done < len(into):
+        done = 0
+        count = 1
+        while count and done < len(into):  # the system returns at most 2 GiB at a time
             count = os.preadv(self._descriptor, [into[done:]], offset + done)
             done += count
         self._check_read(done, len(into))
@@ -207,45 +221,69 @@ class RowFile:
 
 
 def _read_format(path: Path) -> tuple[RowFormat, int, int]:
-    """Return format, number of rows, and where the first record begins."""
+    """Return the format, the number of rows, and the offset of the first record.
+
+    Raises:
+        ValueError: the file is damaged or foreign.
+        ClaimedSizeError: its rows do not fit into memory.
+    """
     with path.open("rb") as file:
         if npy.read_magic(file) != (2, 0):
             raise ValueError("it is no .npy file of version 2.0")
         shape, fortran_order, record = npy.read_array_header_2_0(file, max_header_size=_LONGEST_HEADER)
-        offset, size = file.tell(), path.stat().st_size
+        offset = file.tell()
+        size = path.stat().st_size
         if len(shape) != 1 or fortran_order or record.names is None or record.hasobject:
             raise ValueError(f"it holds an array {list(shape)} of {record}, not records")
+
         end = offset + shape[0] * record.itemsize
-        check_claim(f"the order of its {shape[0]:,} rows", shape[0] * 8)  # a record may have no bytes
+        # A record may have no bytes, so that the size of the file does not bound the number of rows.
+        check_claim(f"the order of its {shape[0]:,} rows", shape[0] * 8)
         if not end + 16 <= size <= end + _LONGEST_NOTE:
             raise ValueError(f"it has {size} bytes, {shape[0]} rows need little more than {end}")
         file.seek(end)
         tail = file.read(size - end)
-    note, length = tail[:-16], int.from_bytes(tail[-16:-8], "little")
+
+    note = tail[:-16]
+    length = int.from_bytes(tail[-16:-8], "little")
     if tail[-8:] != _MARK or length != len(note):
         raise ValueError("behind its records there is no note of the columns")
+
     layout = RowFormat(record, json.loads(note)["columns"])
-    named = [key for column in layout.columns.values() for key in array_keys(column)]
-    if sorted(named) != sorted(record.names):
-        raise ValueError(f"its note names the fields {sorted(named)}, the records have {sorted(record.names)}")
+    _check_layout(layout)
+    return layout, shape[0], offset
+
+
+def _check_layout(layout: RowFormat) -> None:
+    """Raise an error now for a note that does not fit the records, rather than when rows are read."""
+    record = layout.record
+    keys: list[Any] = []
+    for column in layout.columns.values():
+        keys += array_keys(column)
+    if sorted(keys) != sorted(record.names or ()):
+        raise ValueError(f"its note names the fields {sorted(keys)}, the records have {sorted(record.names or ())}")
     for dtype, _ in layout.fields.values():
         plain_dtype(dtype.str)
+
     no_rows = np.empty(0, record)
     for column in layout.columns.values():
-        decode_column(column, no_rows.__getitem__, no_rows.__getitem__)  # else reading rows meets the damage
-    return layout, shape[0], offset
+        decode_column(column, no_rows.__getitem__, no_rows.__getitem__)
 
 
 def parquet_batches(
     paths: str | Path | Iterable[str | Path], size: int, columns: Collection[str] | None = None
 ) -> Iterator[SampleBatch]:
-    """Iterate over the rows of Parquet files in order, in batches of up to `size` rows of one row group.
+    """Iterate over the rows of Parquet files in order, in batches of up to `size` rows.
 
-    One row group is held in memory at a time (`to_parquet(row_group_size=...)`). `columns` (all by default) names
-    those to read.
+    One row group is held in memory at a time (`to_parquet(row_group_size=...)`); a batch never spans two of them.
+
+    Args:
+        paths: One file or several.
+        size: Largest number of rows in a batch.
+        columns: Columns to read. Defaults to all columns.
 
     Raises:
-        ValueError: a file is damaged, foreign or holds sequences (it is named), or `size < 1`.
+        ValueError: a file is damaged, foreign or holds sequences (the message names it), or `size` is below 1.
         KeyError: a file lacks a column.
     """
     check_whole("size", size, 1)
@@ -259,21 +297,23 @@ def parquet_batches(
 
 
 class OfflineDataset:
-    """The rows of one or several files of `write_rows`.
+    """Rows of one or several files of `write_rows`.
 
-    A data set of up to `max_memory_bytes` is read into memory as a whole when it is first used. Of a larger one
-    nothing is held: each row is read from the disk where it is needed (all its columns in one read).
+    A data set of up to `max_memory_bytes` is read into memory as a whole when it is first used. The rows of a larger
+    one stay on disk, and each is read when it is needed (all its columns in one read).
 
-    `len(dataset)` is the number of rows; `dataset[a:b]` and `dataset[indices]` are `SampleBatch`es of those rows, in
-    memory of their own. Files follow one another in the given order.
+    `len(dataset)` is the number of rows. `dataset[a:b]` and `dataset[indices]` are `SampleBatch`es, which are copies.
+    Rows are in the order of the files.
 
     Args:
-        paths: one file or several, all with the same columns.
-        columns: the columns to give (default: all); as a dict `{name here: name in the files}`.
-        max_memory_bytes: size up to which the rows are held in memory; 0: never.
+        paths: One file or several, all with the same columns.
+        columns: Columns to return, or a dict `{name here: name in the files}`. Defaults to all columns.
+        max_memory_bytes: Largest data set in bytes that is held in memory. With 0, none is.
 
-    Raises `FileNotFoundError` or `ValueError` naming the file that is missing, damaged, foreign, or has other columns
-    than the first; `KeyError` naming a column that there is not.
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: a file is damaged, foreign, or has other columns than the first; names the file.
+        KeyError: the files lack a column.
     """
 
     def __init__(
@@ -284,7 +324,8 @@ class OfflineDataset:
         max_memory_bytes: int = 256 << 20,
     ) -> None:
         check_whole("max_memory_bytes", max_memory_bytes, 0)
-        self._files = [RowFile(Path(path)) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+        paths = [paths] if isinstance(paths, str | Path) else paths
+        self._files = [RowFile(Path(path)) for path in paths]
         if not self._files:
             raise ValueError("there is no file; give one path or several")
         self._layout = self._files[0].layout
@@ -294,16 +335,20 @@ class OfflineDataset:
                     f"{file.path} has columns {file.layout.fields}, unlike {self._files[0].path} with "
                     f"{self._layout.fields}; files of one data set have the same columns, types and shapes"
                 )
+
         present = list(self._layout.columns)
         wanted = present if columns is None else columns
         self._sources = dict(wanted) if isinstance(wanted, Mapping) else dict(zip(wanted, wanted))
+        """Name of each column in the files, by its name here."""
         missing = [name for name in self._sources.values() if name not in present]
         if missing:
             raise KeyError(f"{self._files[0].path} has no column {missing[0]!r}; columns are {sorted(present)}")
         self.columns: tuple[str, ...] = tuple(self._sources)
         self._starts = np.cumsum([0, *(file.num_rows for file in self._files)])
+        """Number of the first row of each file, and the number of all rows."""
         self._in_memory = self.size_bytes() <= max_memory_bytes
         self._records: np.ndarray | None = None
+        """All rows, once they have been read into memory."""
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -314,16 +359,16 @@ class OfflineDataset:
 
     @property
     def schema(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-        """The type and row shape of each leaf in the files, by path (`"obs/camera"`)."""
+        """Dtype and row shape of each leaf in the files, by path (`"obs/camera"`)."""
         return self._layout.fields
 
     @property
     def paths(self) -> list[Path]:
-        """The files, in order."""
+        """Paths of the files, in order."""
         return [file.path for file in self._files]
 
     def digest(self) -> str:
-        """Return the SHA-256 of all files and of which columns are taken; see `digest_of_file` for how it is kept."""
+        """Return the SHA-256 of all files and of the names of the columns. `digest_of_file` caches that of a file."""
         files = [digest_of_file(path) for path in self.paths]
         return hashlib.sha256(json.dumps([self._sources, files]).encode()).hexdigest()
 
@@ -332,24 +377,24 @@ class OfflineDataset:
         return f"OfflineDataset({size} in {len(self._files)} files, columns {list(self.columns)})"
 
     def __getitem__(self, key: slice | Sequence[int] | np.ndarray) -> SampleBatch:
-        """Return rows as a batch: a slice, or integers (negative ones count from the end) in any order."""
+        """Return a batch of the rows of a slice, or of row numbers in any order. Negative ones count from the end."""
         if isinstance(key, slice):
             return self.take_rows(np.arange(*key.indices(len(self))))
         return self.take_rows(row_numbers(key, len(self)))
 
     def take_rows(self, index: np.ndarray) -> SampleBatch:
-        """Return rows by number (none negative), which are not checked."""
+        """Return a batch of the rows with these numbers, which must be valid and not negative."""
         records = self._read(index)
 
         def get(field: str) -> np.ndarray:
             return np.array(records[field], order="C")
 
-        columns = self._layout.columns
-        return SampleBatch.trusted(
-            {name: decode_column(columns[source], get, get) for name, source in self._sources.items()}
-        )
+        descriptions = self._layout.columns
+        columns = {name: decode_column(descriptions[source], get, get) for name, source in self._sources.items()}
+        return SampleBatch.trusted(columns)
 
     def _read(self, index: np.ndarray) -> np.ndarray:
+        """Return the records with these numbers, from memory or from the files."""
         if self._in_memory:
             if self._records is None:
                 self._records = np.empty(len(self), self._layout.record)
@@ -358,11 +403,12 @@ class OfflineDataset:
             return self._records.take(index)
         if len(self._files) == 1:
             return self._files[0].read(index)
+
         records = np.empty(len(index), self._layout.record)
-        owner = np.searchsorted(self._starts, index, side="right") - 1
-        for number in np.unique(owner):
-            mine = owner == number
-            records[mine] = self._files[number].read(index[mine] - self._starts[number])
+        file_numbers = np.searchsorted(self._starts, index, side="right") - 1
+        for number in np.unique(file_numbers):
+            in_file = file_numbers == number
+            records[in_file] = self._files[number].read(index[in_file] - self._starts[number])
         return records
 
     def minibatches(
@@ -374,14 +420,21 @@ class OfflineDataset:
         shuffle: bool = True,
         drop_last: bool = False,
     ) -> OfflineMinibatches:
-        """Return minibatches of `size` rows, each row exactly once in each of `num_epochs` passes (None: without end).
+        """Return an iterator over minibatches of `size` rows, with each row exactly once in each pass.
 
-        The shuffle is global: each pass is one uniform permutation of all rows of all files, a function of `seed`
-        and the number of the pass. It takes 4 bytes of memory for each row (8 beyond 2^32 rows). On a disk that is
-        slow at random reads and not in the system's cache, `shuffle=False` is faster.
+        The shuffle is global: a pass is one uniform permutation of all rows of all files, a function of `seed` and the
+        number of the pass. It needs 4 bytes of memory for each row (8 beyond 2^32 rows). On a disk that is slow at
+        random reads and not in the system's cache, `shuffle=False` is faster.
 
-        The last minibatch of a pass is smaller where `size` does not divide the rows, or left out with `drop_last`.
-        `ValueError` for `size` or `num_epochs` below 1.
+        Args:
+            size: Number of rows in a minibatch.
+            num_epochs: Number of passes. None for an endless iterator.
+            seed: Seed of the permutations.
+            shuffle: Permute the rows in each pass.
+            drop_last: Leave out the last minibatch of a pass if it is smaller than `size`.
+
+        Raises:
+            ValueError: `size` or `num_epochs` is below 1.
         """
         return OfflineMinibatches(
             self,
@@ -394,9 +447,11 @@ class OfflineDataset:
 
 
 class OfflineMinibatches:
-    """An iterator over minibatches that goes on exactly where a saved one stood. `OfflineDataset.minibatches` makes it.
+    """Iterator over minibatches that can be saved and resumed exactly. `OfflineDataset.minibatches` makes it.
 
-    `epoch` is the number of the pass and `position` the row in its order at which the next minibatch begins.
+    Attributes:
+        epoch: Number of the pass.
+        position: Number of rows of the pass that have been returned.
     """
 
     def __init__(
@@ -410,11 +465,23 @@ class OfflineMinibatches:
         drop_last: bool,
     ) -> None:
         self._dataset = dataset
-        self._size, self._num_epochs, self._seed, self._shuffle = size, num_epochs, seed, shuffle
-        self._settings = {"num_rows": len(dataset), "size": size, "num_epochs": num_epochs}
-        self._settings |= {"seed": seed, "shuffle": shuffle, "drop_last": drop_last}
-        self._rows_used = len(dataset) - (len(dataset) % size if drop_last else 0)
+        self._size = size
+        self._num_epochs = num_epochs
+        self._seed = seed
+        self._shuffle = shuffle
+        self._settings = {
+            "num_rows": len(dataset),
+            "size": size,
+            "num_epochs": num_epochs,
+            "seed": seed,
+            "shuffle": shuffle,
+            "drop_last": drop_last,
+        }
+        """Settings that a state must share to be resumed."""
+        num_dropped = len(dataset) % size if drop_last else 0
+        self._rows_used = len(dataset) - num_dropped
         self._order: np.ndarray | None = None
+        """Permutation of the present pass; None if it has not been drawn yet."""
         self.epoch = 0
         self.position = 0
 
@@ -423,9 +490,12 @@ class OfflineMinibatches:
 
     def __next__(self) -> SampleBatch:
         if self.position >= self._rows_used:
-            self.epoch, self.position, self._order = self.epoch + 1, 0, None
+            self.epoch += 1
+            self.position = 0
+            self._order = None
         if not self._rows_used or (self._num_epochs is not None and self.epoch >= self._num_epochs):
             raise StopIteration
+
         stop = min(self.position + self._size, self._rows_used)
         if self._shuffle:
             if self._order is None:
@@ -444,21 +514,24 @@ class OfflineMinibatches:
         return order
 
     def get_state(self) -> dict[str, Any]:
-        """Return where the iterator stands, and of what: plain numbers."""
+        """Return the position of the iterator and its settings, as plain numbers."""
         return {"epoch": self.epoch, "position": self.position, **self._settings}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken: the same minibatches follow.
+        """Continue at the position of a state: the same minibatches follow.
 
-        `ValueError` where it was taken with other settings or of another number of rows, `KeyError` where it is no
-        such state.
+        Raises:
+            KeyError: the state lacks a setting.
+            ValueError: the state has other settings, or another number of rows.
         """
-        for name, mine in self._settings.items():
+        for name, setting in self._settings.items():
             if name not in state:
                 raise KeyError(f"this is no state of minibatches; it lacks {name!r}")
-            if state[name] != mine:
-                raise ValueError(f"the state was taken with {name}={state[name]!r}; here it is {mine!r}")
-        epoch, position = int(state["epoch"]), int(state["position"])
+            if state[name] != setting:
+                raise ValueError(f"the state was taken with {name}={state[name]!r}; here it is {setting!r}")
+        epoch = int(state["epoch"])
+        position = int(state["position"])
         if epoch != self.epoch:
             self._order = None
-        self.epoch, self.position = epoch, position
+        self.epoch = epoch
+        self.position = position

@@ -1,8 +1,8 @@
-"""Minari datasets to and from episodes and batches, without loss (extra `offline`).
+"""Lossless conversion of episodes and batches to Minari datasets and back (extra `offline`).
 
-Datasets are those of the local Minari folder (`MINARI_DATASETS_PATH`); nothing is downloaded. Images are stored as
-they are, never as JPEG. What Minari has no place for (ids, start times, types of text, order of keys) is a note in
-JSON among the options of each episode; datasets without it are read by their spaces.
+Datasets are in the local Minari folder (`MINARI_DATASETS_PATH`); nothing is downloaded. Images are stored losslessly,
+never as JPEG. A JSON note among the options of each episode holds what Minari has no place for: ids, start times, types
+of text, order of keys. Datasets without the note are read by their spaces.
 """
 
 from __future__ import annotations
@@ -29,14 +29,20 @@ from lockstep.options.checks import install_hint
 from lockstep.state.replace import clear_stale, move_into_place, temporary_sibling
 from lockstep.state.sizes import check_claim, count_of
 
+# ---- infos ---------------------------------------------------------------------------------------------------
+
 _JSON = "lockstep_json"
+"""Name of the column of infos that holds JSON texts."""
 
 
 def _packed_infos(infos: Sequence[Any], name: str) -> tuple[dict[str, Any] | None, Any]:
-    """Return Minari's infos, and what is needed to bring them back.
+    """Return infos as Minari stores them, and the note from which `_unpacked_infos` restores them.
 
-    Infos with the same numbers and arrays in each row become columns that other readers understand; all others one
-    JSON text for each row. `TypeError` naming what JSON cannot say.
+    Infos that have the same numbers and arrays in each row become columns, which other programs can read. All others
+    become one JSON text for each row.
+
+    Raises:
+        TypeError: JSON cannot express an info; names it.
     """
     if all(type(info) is dict and not info for info in infos):
         return None, "empty"
@@ -48,55 +54,64 @@ def _packed_infos(infos: Sequence[Any], name: str) -> tuple[dict[str, Any] | Non
 
 
 def _columns_of(infos: Sequence[Any]) -> dict[str, tuple[str, np.ndarray]] | None:
+    """Return infos as columns, `{key: (type of the values, array)}`; None if they cannot be columns."""
     first = infos[0]
     if not all(type(info) is dict and list(info) == list(first) for info in infos):
         return None
     columns = {}
     for key in first:
         column = _column_of([info[key] for info in infos])
-        if column is None or not _can_be_a_name(key) or key == _JSON:
+        if column is None or not _is_hdf5_name(key) or key == _JSON:
             return None
         columns[key] = column
     return columns
 
 
-def _can_be_a_name(key: object) -> bool:
-    """Return whether HDF5 takes a key as the name of a part."""
+def _is_hdf5_name(key: object) -> bool:
+    """Return whether a key can name a group or array in an HDF5 file."""
     return isinstance(key, str) and "/" not in key and key not in ("", ".")
 
 
 def _column_of(values: list[Any]) -> tuple[str, np.ndarray] | None:
-    kind, *others = {type(value) for value in values}
-    if others or not (kind in (bool, int, float, np.ndarray) or issubclass(kind, np.generic)):
+    """Return (type of the values, array) of numbers or arrays of one type and shape; None for other values."""
+    kind, *other_kinds = {type(value) for value in values}
+    if other_kinds or not (kind in (bool, int, float, np.ndarray) or issubclass(kind, np.generic)):
         return None
     arrays = [np.asarray(value) for value in values]
-    alike = len({(array.dtype, array.shape) for array in arrays}) == 1
-    if not alike or arrays[0].dtype.kind not in "biuf" or not arrays[0].size:
+    is_uniform = len({(array.dtype, array.shape) for array in arrays}) == 1
+    if not is_uniform or arrays[0].dtype.kind not in "biuf" or not arrays[0].size:
         return None
     return kind.__name__, np.stack(arrays)
 
 
-def _unpacked_infos(found: Mapping[str, Any] | None, note: Any, count: int) -> list[Any] | None:
-    """Return one info for each of `count` observations; without a note, rows of whatever columns there are.
+def _unpacked_infos(stored: Mapping[str, Any] | None, note: Any, count: int) -> list[Any] | None:
+    """Return the infos of `count` observations from Minari's columns and the note of `_packed_infos`.
 
-    `ValueError` naming a column that has other rows.
+    Without a note (None), the columns of another program become infos.
+
+    Raises:
+        ValueError: a column has another number of rows; names it.
     """
-    if note == "empty" or not found:
-        return None if note != "empty" else [{} for _ in range(count)]
+    if note == "empty":
+        return [{} for _ in range(count)]
+    if not stored:
+        return None
     if note == "json":
-        return [decode_object(json.loads(text)) for text in found[_JSON]]
-    kinds = dict.fromkeys(found, "") if note is None else note
-    rows: list[Any] = [{} for _ in range(count)]
+        return [decode_object(json.loads(text)) for text in stored[_JSON]]
+
+    kinds = dict.fromkeys(stored, "") if note is None else note
+    infos: list[Any] = [{} for _ in range(count)]
     for key, kind in kinds.items():
-        for row, value in zip(rows, _values_of(found[key], kind, count, key)):
-            row[key] = value
-    return rows
+        for info, value in zip(infos, _values_of(stored[key], kind, count, key)):
+            info[key] = value
+    return infos
 
 
 def _values_of(column: Tree, kind: str, count: int, name: str) -> list[Any]:
+    """Return the values of a stored column of infos, in the type that `kind` names."""
     if isinstance(column, Mapping):
-        inside = {key: _values_of(part, "", count, f"{name}/{key}") for key, part in column.items()}
-        return [{key: part[row] for key, part in inside.items()} for row in range(count)]
+        parts = {key: _values_of(part, "", count, f"{name}/{key}") for key, part in column.items()}
+        return [{key: values[row] for key, values in parts.items()} for row in range(count)]
     if np.ndim(column) == 0 or len(column) != count:
         raise ValueError(f"infos {name!r} have {np.shape(column)} rows for {count} observations")
     if kind in ("bool", "int", "float"):
@@ -106,10 +121,17 @@ def _values_of(column: Tree, kind: str, count: int, name: str) -> list[Any]:
     return [value.decode() if isinstance(value, bytes) else value for value in column]
 
 
-def _hdf5_of(episodes: Iterable[Mapping[str, Any]]) -> memoryview:
-    """Return the file's content, in Minari's layout: a group `episode_<n>` for each, tuples as groups of `_index_<n>`.
+# ---- HDF5 ----------------------------------------------------------------------------------------------------
 
-    An episode has `attributes`, and trees of arrays or lists of str by name (`observations`, ...).
+
+def _hdf5_of(episodes: Iterable[Mapping[str, Any]]) -> memoryview:
+    """Return the content of an HDF5 file in Minari's layout.
+
+    Each episode is a group `episode_<n>`, and a tuple is a group of `_index_<n>`.
+
+    Args:
+        episodes: For each episode a dict with `attributes`, and trees of arrays or lists of str by name
+            (`observations`, ...).
     """
     h5py = import_module("h5py")
     content = io.BytesIO()
@@ -124,40 +146,50 @@ def _hdf5_of(episodes: Iterable[Mapping[str, Any]]) -> memoryview:
 
 
 def _add(h5py: Any, group: Any, name: str, tree: Tree) -> None:
+    """Add a tree to a group under `name`."""
     if isinstance(tree, dict | tuple):
-        inside = tree.items() if isinstance(tree, dict) else ((f"_index_{i}", part) for i, part in enumerate(tree))
+        parts = tree if isinstance(tree, dict) else {f"_index_{i}": part for i, part in enumerate(tree)}
         branch = group.create_group(name)
-        for key, part in inside:
+        for key, part in parts.items():
             _add(h5py, branch, key, part)
         return
-    text = isinstance(tree, list) or tree.dtype.kind == "U"
-    rows: Any = list(tree) if text else np.ascontiguousarray(tree)
-    shape = () if text else rows.shape[1:]
+
+    rows: Any
+    if isinstance(tree, list) or tree.dtype.kind == "U":
+        rows = list(tree)
+        shape: tuple[int, ...] = ()
+        dtype = h5py.string_dtype("utf-8")
+    else:
+        rows = np.ascontiguousarray(tree)
+        shape = rows.shape[1:]
+        dtype = None
     # Chunks that can grow, so that Minari can append to an episode.
-    group.create_dataset(
-        name, data=rows, dtype=h5py.string_dtype("utf-8") if text else None, chunks=True, maxshape=(None, *shape)
-    )
+    group.create_dataset(name, data=rows, dtype=dtype, chunks=True, maxshape=(None, *shape))
 
 
 _NOTE = "lockstep"
+"""Key of the note in the options of an episode."""
 _LONGEST_NOTE = 60_000
+"""Largest number of characters of a note: HDF5 holds attributes of up to 64 KiB."""
 _COLUMNS_NOTE = "lockstep_batch_columns"
+"""Key of the names and dtypes of a batch's columns in the metadata of a dataset."""
 _BATCH_COLUMNS = (
     *(Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS, Columns.INFOS, Columns.TERMINATEDS),
     *(Columns.TRUNCATEDS, Columns.T, Columns.EPS_ID),
 )
-_NEEDED = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS, Columns.TERMINATEDS)
-
+"""Columns of a batch that Minari has a place for."""
+_REQUIRED_COLUMNS = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS, Columns.TERMINATEDS)
 
 _MODULES = (
     *("h5py", "PIL", "minari", "minari.dataset.minari_dataset", "minari.namespace"),
     *("minari.dataset.minari_storage", "minari.serialization", "minari.storage"),
 )
 _DAMAGE = (*(OSError, KeyError, ValueError, TypeError, RuntimeError, AttributeError, IndexError), AssertionError)
-"""what reading a damaged or foreign dataset can raise, in Minari and below it"""
+"""Errors of Minari and its dependencies on damaged or foreign datasets."""
 
 
 def _minari() -> Any:
+    """Return the package minari with all modules that are used here; `ImportError` says what to install."""
     try:
         for name in _MODULES:
             import_module(name)
@@ -178,34 +210,49 @@ def write_minari(
     overwrite: bool = False,
     metadata: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write episodes, or the episodes of a batch, as the local dataset `dataset_id`; return its directory.
+    """Write episodes, or the episodes of a batch, as a local dataset, and return its directory.
 
-    The spaces are those of the first episode where they are not given. Lookback is not written. `metadata` are
-    further entries for Minari (`algorithm_name`, `description`, ...). A batch needs the columns `obs, new_obs,
-    actions, rewards, terminateds`, and may have `truncateds, infos, t, eps_id`.
+    Lookback is not written. The file is made in memory first, and the dataset appears when it is complete.
 
-    Raises `ValueError` for a malformed or existing id (unless `overwrite`), missing spaces, data that do not fit
-    them, episodes without steps, columns or extra model outputs that Minari has no place for, or a `new_obs` that
-    is not the next row's `obs`; `TypeError` for objects in infos that JSON cannot say; `OSError` naming the dataset
-    where it cannot be written. Nothing half-written is left. The file is made in memory first.
+    Args:
+        dataset_id: Id of the dataset, `<name>-v<version>` or `<namespace>/<name>-v<version>`.
+        data: Episodes, or a batch with the columns `obs`, `new_obs`, `actions`, `rewards` and `terminateds`. The batch
+            may have `truncateds`, `infos`, `t` and `eps_id` as well.
+        observation_space: Space of an observation. Defaults to that of the first episode.
+        action_space: Space of an action. Defaults to that of the first episode.
+        overwrite: Replace a dataset of the same id.
+        metadata: Further entries for Minari (`algorithm_name`, `description`, ...).
+
+    Raises:
+        ValueError: the id is malformed or exists, a space is missing, the data does not fit the spaces, an episode has
+            no steps, Minari has no place for a column or an extra model output, or a `new_obs` differs from the `obs`
+            of the next row.
+        TypeError: infos hold objects that JSON cannot express.
+        OSError: the dataset cannot be written; names it.
     """
     minari = _minari()
     namespace = _namespace_of(minari, dataset_id)
-    extra = dict(metadata or {})
+    extra_metadata = dict(metadata or {})
     if isinstance(data, SampleBatch):
         flat = data.to_numpy().flat()
-        extra[_COLUMNS_NOTE] = [[name, _type_of(column)] for name, column in flat.items()]
+        extra_metadata[_COLUMNS_NOTE] = [[name, _type_of(column)] for name, column in flat.items()]
         data = _episodes_of(flat)
-    if not (episodes := list(data)):
+    episodes = list(data)
+    if not episodes:
         raise ValueError("there is no episode to write")
-    observation_space = episodes[0].observation_space if observation_space is None else observation_space
-    action_space = episodes[0].action_space if action_space is None else action_space
+
+    if observation_space is None:
+        observation_space = episodes[0].observation_space
+    if action_space is None:
+        action_space = episodes[0].action_space
     _check_spaces(minari, {"observation_space": observation_space, "action_space": action_space})
+
     path = Path(minari.storage.get_dataset_path(dataset_id))
     if path.exists() and not overwrite:
         raise ValueError(f"there is a dataset {dataset_id!r} at {path} already; overwrite=True replaces it")
     parts = [_parts_of(number, episode, observation_space, action_space) for number, episode in enumerate(episodes)]
     content = _hdf5_of(parts)
+
     if namespace is not None and namespace not in minari.namespace.list_local_namespaces():
         minari.namespace.create_namespace(namespace)
     clear_stale(path.parent)
@@ -219,9 +266,14 @@ def write_minari(
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        counts = {"total_episodes": len(episodes), "total_steps": sum(map(len, episodes))}
-        named = {"dataset_id": dataset_id, "minari_version": minari.__version__, "dataset_size": storage.get_size()}
-        storage.update_metadata({**counts, **named, **extra})
+        dataset_metadata = {
+            "total_episodes": len(episodes),
+            "total_steps": sum(map(len, episodes)),
+            "dataset_id": dataset_id,
+            "minari_version": minari.__version__,
+            "dataset_size": storage.get_size(),
+        }
+        storage.update_metadata({**dataset_metadata, **extra_metadata})
         move_into_place(temporary, path)
     except OSError as error:
         raise OSError(f"the Minari dataset {dataset_id!r} cannot be written to {path}: {error}") from error
@@ -231,6 +283,7 @@ def write_minari(
 
 
 def _namespace_of(minari: Any, dataset_id: str) -> str | None:
+    """Return the namespace of a dataset id, or None; `ValueError` for a malformed id."""
     try:
         return minari.dataset.minari_dataset.parse_dataset_id(dataset_id)[0]
     except (ValueError, TypeError):
@@ -241,20 +294,21 @@ def _namespace_of(minari: Any, dataset_id: str) -> str | None:
 
 
 def _check_spaces(minari: Any, spaces: Mapping[str, Any]) -> None:
+    """Raise `ValueError` unless Minari can store each space without loss."""
     codec = minari.serialization
     for name, space in spaces.items():
         if space is None:
             raise ValueError(f"{name} is needed: the first episode has none, give {name}=...")
         try:
-            kept = codec.deserialize_space(codec.serialize_space(space))
+            restored = codec.deserialize_space(codec.serialize_space(space))
         except RuntimeError:  # a kind of space that Minari does not know
-            kept = None
-        if kept != space or getattr(kept, "dtype", None) != getattr(space, "dtype", None):
-            raise ValueError(f"{name} is {space}, which Minari cannot keep (it would be {kept})")
+            restored = None
+        if restored != space or getattr(restored, "dtype", None) != getattr(space, "dtype", None):
+            raise ValueError(f"{name} is {space}, which Minari cannot keep (it would be {restored})")
 
 
 def _parts_of(number: int, episode: SingleAgentEpisode, observation_space: Any, action_space: Any) -> dict[str, Any]:
-    """Return an episode as `_hdf5_of` takes it; `ValueError` where Minari cannot hold it."""
+    """Return an episode in the form for `_hdf5_of`; `ValueError` if Minari cannot hold it."""
     where = f"episode {number} ({episode.id_!r})"
     if not len(episode):
         raise ValueError(f"{where} has no step; Minari keeps episodes of at least one")
@@ -263,12 +317,17 @@ def _parts_of(number: int, episode: SingleAgentEpisode, observation_space: Any, 
             f"{where} has the extra model outputs {sorted(episode.extra_keys)}, for which Minari has no place; "
             "leave them out, or keep the batch with to_parquet()"
         )
-    observations, actions = episode.get_observations(), episode.get_actions()
+
+    observations = episode.get_observations()
+    actions = episode.get_actions()
     _check_fits(observations, observation_space, f"{where}: observations")
     _check_fits(actions, action_space, f"{where}: actions")
-    infos, described_infos = _packed_infos(episode.get_infos(), f"infos of {where}")
-    ends = np.zeros((2, len(episode)), dtype=bool)
-    ends[:, -1] = episode.is_terminated, episode.is_truncated
+    infos, infos_note = _packed_infos(episode.get_infos(), f"infos of {where}")
+    terminations = np.zeros(len(episode), dtype=bool)
+    truncations = np.zeros(len(episode), dtype=bool)
+    terminations[-1] = episode.is_terminated
+    truncations[-1] = episode.is_truncated
+
     note = {
         "id": encode_object(episode.id_, "id_"),
         "agent_id": encode_object(episode.agent_id, "agent_id"),
@@ -278,7 +337,7 @@ def _parts_of(number: int, episode: SingleAgentEpisode, observation_space: Any, 
         "custom_data": encode_object(dict(episode.custom_data), f"custom_data of {where}"),
         "observations": encode_column(observations, _path_of, _path_of, "observations"),
         "actions": encode_column(actions, _path_of, _path_of, "actions"),
-        "infos": described_infos,
+        "infos": infos_note,
     }
     text = json.dumps(note)
     if len(text) > _LONGEST_NOTE:
@@ -288,14 +347,14 @@ def _parts_of(number: int, episode: SingleAgentEpisode, observation_space: Any, 
         "observations": observations,
         "actions": actions,
         "rewards": episode.get_rewards(),
-        "terminations": ends[0],
-        "truncations": ends[1],
+        "terminations": terminations,
+        "truncations": truncations,
         "infos": infos,
     }
 
 
 def _check_fits(tree: Tree, space: Space[Any], name: str) -> None:
-    """Raise `ValueError` unless the tree is built like the space, with rows of its shapes."""
+    """Raise `ValueError` unless a tree has the structure of the space, and rows of its shapes."""
     _check_keys(space)
     for part, leaf, path in leaves_of_space(space, tree, name):
         is_text = isinstance(part, Text)
@@ -303,15 +362,15 @@ def _check_fits(tree: Tree, space: Space[Any], name: str) -> None:
         kinds = "U" if is_text else "biuf"
         if not isinstance(leaf, np.ndarray) or leaf.dtype.kind not in kinds or leaf.shape[1:] != shape:
             is_array = isinstance(leaf, np.ndarray)
-            found = f"{leaf.dtype}{list(leaf.shape[1:])}" if is_array else f"a {type(leaf).__name__}"
-            raise ValueError(f"{path} have rows {found}, which do not fit the space {part}")
+            shown = f"{leaf.dtype}{list(leaf.shape[1:])}" if is_array else f"a {type(leaf).__name__}"
+            raise ValueError(f"{path} have rows {shown}, which do not fit the space {part}")
 
 
 def _check_keys(space: Space[Any]) -> None:
-    """Raise `ValueError` for a key of a Dict space that cannot be a name in a file of HDF5."""
+    """Raise `ValueError` if a key of a Dict space cannot be a name in an HDF5 file."""
     if isinstance(space, Dict):
         for key, part in space.spaces.items():
-            if not _can_be_a_name(key):
+            if not _is_hdf5_name(key):
                 raise ValueError(f"the key {key!r} cannot name a part of a Minari observation or action")
             _check_keys(part)
     elif isinstance(space, Tuple):
@@ -320,7 +379,7 @@ def _check_keys(space: Space[Any]) -> None:
 
 
 def _path_of(_: np.ndarray, path: str) -> str:
-    """Name an array by its path: HDF5 holds it, the note keeps the order of keys and the types of leaves."""
+    """Return the path of an array as its key: it is stored in the HDF5 file under that path."""
     return path
 
 
@@ -329,12 +388,14 @@ def _type_of(column: Tree) -> str | None:
 
 
 def _episodes_of(batch: SampleBatch) -> list[SingleAgentEpisode]:
-    """Return the episodes of a flat batch; `ValueError` where something in it would be lost."""
+    """Return the episodes of a flat batch; `ValueError` if some of its data would be lost."""
     if odd := [name for name in batch if name not in _BATCH_COLUMNS]:
         raise ValueError(f"columns {odd} have no place in Minari; allowed are {list(_BATCH_COLUMNS)}")
-    if missing := [name for name in _NEEDED if name not in batch]:
+    if missing := [name for name in _REQUIRED_COLUMNS if name not in batch]:
         raise ValueError(f"column {missing[0]!r} is missing; columns are {sorted(batch)}")
-    episodes, row = [], 0
+
+    episodes = []
+    row = 0
     for part in batch.split_by_episode():
         if not part.is_single_trajectory():
             raise ValueError(f"rows {row} to {row + len(part)} have one eps_id, but an end among them")
@@ -348,6 +409,8 @@ def _episodes_of(batch: SampleBatch) -> list[SingleAgentEpisode]:
 
 
 def _check_chain(pair: list[Any]) -> Any:
+    """Raise `ValueError` unless each `new_obs` is the `obs` of the next row; `pair` is (obs, new_obs) of one leaf."""
+    # Bytes are compared, since NaN differs from itself.
     obs, new_obs = (np.ascontiguousarray(leaf) for leaf in pair)
     if obs.dtype != new_obs.dtype or obs[1:].tobytes() != new_obs[:-1].tobytes():
         raise ValueError("new_obs of a row is not the obs of the row after it, so that Minari would lose one of them")
@@ -358,27 +421,33 @@ def _check_chain(pair: list[Any]) -> Any:
 
 
 def read_minari(dataset_id: str) -> list[SingleAgentEpisode]:
-    """Return all episodes of a local dataset, with its spaces.
+    """Return all episodes of a local dataset. They have the spaces of the dataset.
 
-    Raises `FileNotFoundError` where there is no such dataset (nothing is downloaded), `ValueError` naming the
-    dataset where it is damaged or has an end amid an episode.
+    Raises:
+        FileNotFoundError: there is no such dataset. Nothing is downloaded.
+        ValueError: the dataset is damaged, or an episode ends before its last step; names the dataset.
     """
     return [episode for episode, _ in _read(dataset_id)]
 
 
 def read_minari_batch(dataset_id: str) -> SampleBatch:
-    """Return all steps of a local dataset, with the columns of the batch that was written, if any."""
-    episodes, columns = [], None
-    for episode, note in _read(dataset_id):
-        episodes.append(episode.get_sample_batch())
-        columns = note
-    batch = concat_samples(episodes)
+    """Return all steps of a local dataset as a batch. If a batch was written, its columns are restored.
+
+    Errors are those of `read_minari`.
+    """
+    batches = []
+    columns = None
+    for episode, columns_note in _read(dataset_id):
+        batches.append(episode.get_sample_batch())
+        columns = columns_note  # the same for all episodes
+    batch = concat_samples(batches)
     if columns is None:
         return batch
     return SampleBatch({name: batch[name] if dtype is None else batch[name].astype(dtype) for name, dtype in columns})
 
 
 def _read(dataset_id: str) -> Iterator[tuple[SingleAgentEpisode, Any]]:
+    """Iterate over (episode, note of the batch's columns or None) of a dataset."""
     minari = _minari()
     path = Path(minari.storage.get_dataset_path(dataset_id))
     if not (path / "data").is_dir():
@@ -386,25 +455,27 @@ def _read(dataset_id: str) -> Iterator[tuple[SingleAgentEpisode, Any]]:
     try:
         _check_sizes(path / "data")
         dataset = minari.MinariDataset(path / "data")
-        storage, indices = dataset.storage, range(dataset.total_episodes)
+        storage = dataset.storage
+        indices = range(dataset.total_episodes)
         columns = storage.metadata.get(_COLUMNS_NOTE)
-        for found, about in zip(storage.get_episodes(indices), storage.get_episode_metadata(indices), strict=True):
-            yield _episode_of(found, about, dataset), columns
+        episodes = zip(storage.get_episodes(indices), storage.get_episode_metadata(indices), strict=True)
+        for stored, episode_metadata in episodes:
+            yield _episode_of(stored, episode_metadata, dataset), columns
     except _DAMAGE as error:
         raise ValueError(f"the Minari dataset {dataset_id!r} at {path} cannot be read: {error!r}") from error
 
 
 def _check_sizes(folder: Path) -> None:
-    """Check that a dataset fits into memory: Minari lists all episodes, and every array of an HDF5 file is read.
+    """Check that a dataset fits into memory, since Minari lists all episodes and reads every array of an HDF5 file.
 
     Raises:
-        ClaimedSizeError: it does not fit. A compressed array of 10^15 zeros is a few bytes long.
+        ClaimedSizeError: the dataset does not fit. A compressed array of 10^15 zeros takes a few bytes.
     """
     num_episodes = json.loads((folder / "metadata.json").read_text())["total_episodes"]
     check_claim("its list of episodes", 8 * count_of("its list of episodes", [num_episodes]))
     file = folder / "main_data.hdf5"
     if not file.exists():
-        return  # in the format of Arrow, whose compressed sizes are not checked
+        return  # a dataset in Arrow format, whose compressed sizes are not checked
     h5py = import_module("h5py")
     sizes: list[int] = []
 
@@ -417,33 +488,34 @@ def _check_sizes(folder: Path) -> None:
     check_claim("what it holds, unpacked,", sum(sizes))
 
 
-def _episode_of(found: Mapping[str, Any], about: Mapping[str, Any], dataset: Any) -> SingleAgentEpisode:
-    text = about.get("options", {}).get(_NOTE)
+def _episode_of(stored: Mapping[str, Any], episode_metadata: Mapping[str, Any], dataset: Any) -> SingleAgentEpisode:
+    """Return the episode of Minari's stored arrays and metadata."""
+    text = episode_metadata.get("options", {}).get(_NOTE)
     note = json.loads(text) if text is not None else {}
-    steps = len(found["rewards"])
-    ends = [np.asarray(found[name], dtype=bool) for name in ("terminations", "truncations")]
-    for name, flags in zip(("terminations", "truncations"), ends):
-        if flags[:-1].any():
-            raise ValueError(f"{name} of episode {found['id']} end it at step {int(np.argmax(flags))} of {steps}")
+    num_steps = len(stored["rewards"])
+    terminated = _ends(stored, "terminations")
+    truncated = _ends(stored, "truncations")
+
     if note:
 
         def get(path: str) -> np.ndarray:
-            return np.asarray(reduce(_part_of, path.split("/"), found))
+            return np.asarray(reduce(_part_of, path.split("/"), stored))
 
         observations, actions = (decode_column(note[name], get, get) for name in ("observations", "actions"))
     else:
-        observations = _ordered(found["observations"], dataset.observation_space)
-        actions = _ordered(found["actions"], dataset.action_space)
+        observations = _ordered(stored["observations"], dataset.observation_space)
+        actions = _ordered(stored["actions"], dataset.action_space)
+
     episode = SingleAgentEpisode(
-        decode_object(note["id"]) if note else str(found["id"]),
+        decode_object(note["id"]) if note else str(stored["id"]),
         observations=observations,
         observation_space=dataset.observation_space,
         actions=actions,
         action_space=dataset.action_space,
-        rewards=np.asarray(found["rewards"]),
-        infos=_unpacked_infos(found["infos"], note.get("infos"), steps + 1),
-        terminated=bool(ends[0][-1:].any()),
-        truncated=bool(ends[1][-1:].any()),
+        rewards=np.asarray(stored["rewards"]),
+        infos=_unpacked_infos(stored["infos"], note.get("infos"), num_steps + 1),
+        terminated=terminated,
+        truncated=truncated,
         t_started=note.get("t_started", 0),
         agent_id=decode_object(note.get("agent_id")),
         module_id=note.get("module_id"),
@@ -453,10 +525,20 @@ def _episode_of(found: Mapping[str, Any], about: Mapping[str, Any], dataset: Any
     return episode
 
 
+def _ends(stored: Mapping[str, Any], name: str) -> bool:
+    """Return the last of an episode's flags; `ValueError` if an earlier one is set."""
+    flags = np.asarray(stored[name], dtype=bool)
+    if flags[:-1].any():
+        num_steps = len(stored["rewards"])
+        raise ValueError(f"{name} of episode {stored['id']} end it at step {int(np.argmax(flags))} of {num_steps}")
+    return bool(flags[-1:].any())
+
+
 def _part_of(tree: Tree, name: str) -> Any:
+    """Return the part of a dict or tuple under `name`."""
     return tree[int(name)] if isinstance(tree, tuple) else tree[name]
 
 
 def _ordered(tree: Tree, space: Space[Any]) -> Tree:
-    """Return the tree of a dataset from elsewhere, with its keys in the order of the space."""
+    """Return the tree of a dataset of another program, with its keys in the order of the space."""
     return map_pair(lambda _, leaf: np.asarray(leaf), allocate(space, 0), tree)

@@ -1,4 +1,4 @@
-"""`OfflineRows`: recorded rows without an order in time, drawn in passes over all of them."""
+"""`OfflineRows`: recorded rows in any order, sampled in passes over all of them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lockstep.data.sample_batch import SampleBatch, concat_samples
 from lockstep.state.streams import RandomStreams
 
 ROWS_AT_ONCE = 1 << 16
-"""Rows of which a digest is taken in one piece."""
+"""Number of rows that enter a digest as one piece. Another number gives other digests."""
 
 
 class Rows(Protocol):
-    """A `SampleBatch` or an `OfflineDataset`."""
+    """Protocol of the rows behind `OfflineRows`: a `SampleBatch` or an `OfflineDataset`."""
 
     def __len__(self) -> int: ...
 
@@ -27,10 +27,15 @@ class Rows(Protocol):
 
 
 class OfflineRows(RowSource):
-    """The rows of a `SampleBatch`, or of an `OfflineDataset` on disk, without an order in time and with any columns.
+    """Recorded rows with any columns to sample from, in memory or on disk.
 
-    `sample(n)` gives the next `n` rows of an endless sequence of passes. Each pass is a new permutation of all rows, so
-    that every row is seen once before any is seen again. `convert(batch) -> batch` is applied to what is given out.
+    `sample(n)` returns the next `n` rows of an endless sequence of passes. Each pass is a new permutation of all rows,
+    so that every row is sampled once before any is sampled again.
+
+    Args:
+        rows: `SampleBatch` or `OfflineDataset`.
+        seed: Seed of the permutations.
+        convert: Function that maps each batch before it is returned.
     """
 
     def __init__(self, rows: Rows, *, seed: int = 0, convert: Callable[[SampleBatch], SampleBatch] | None = None):
@@ -38,9 +43,9 @@ class OfflineRows(RowSource):
         self.convert = convert
         self.seed = seed
         self.drawn = 0
-        """rows given out so far"""
+        """Number of rows that have been returned so far."""
         self._pass = (seed, -1)
-        """seed and number of the pass that `_order` is of; -1: none yet"""
+        """Seed and number of the pass whose permutation is in `_order`; -1 before the first."""
         self._order = np.empty(0, np.int64)
 
     def __len__(self) -> int:
@@ -51,17 +56,17 @@ class OfflineRows(RowSource):
         return f"OfflineRows({self.rows!r})"
 
     def digest(self) -> str:
-        """Return the SHA-256 of every row; of rows on disk that of their files, which is kept beside them."""
+        """Return the SHA-256 of all rows. For rows on disk it is that of their files, which is cached."""
         if isinstance(self.rows, OfflineDataset):
             return self.rows.digest()
         starts = range(0, len(self), ROWS_AT_ONCE)
         return digest_of_rows(self.rows[start : start + ROWS_AT_ONCE] for start in starts)
 
     def sample(self, n: int) -> SampleBatch:
-        """Return the next `n` rows. `ValueError` for n < 1 or where there is no row."""
+        """Return the next `n` rows. `ValueError` if `n` is below 1 or there are no rows."""
         if n < 1 or not len(self):
             raise ValueError(f"{n} rows cannot be drawn of {len(self)}")
-        pieces = []
+        pieces = []  # one for each pass that the sample touches
         position = self.drawn
         self.drawn += n
         while n:
@@ -79,35 +84,36 @@ class OfflineRows(RowSource):
         self.seed = RandomStreams(seed).seed("replay")
 
     def permutation(self) -> np.ndarray:
-        """Return the numbers of all rows in the order of the next pass, int64 [len]; the pass counts as given out."""
+        """Return the numbers of all rows in the order of the next whole pass, int64 `[len]`, and count it as drawn."""
         number = -(-self.drawn // len(self))
         self.drawn = (number + 1) * len(self)
         return self._permutation(number)
 
     def indices(self) -> np.ndarray:
-        """Return the numbers of all rows in their order, int64 [len]."""
+        """Return the numbers of all rows in their own order, int64 `[len]`."""
         return np.arange(len(self))
 
     def __getitem__(self, index: np.ndarray) -> SampleBatch:
-        """Return rows by number, int [N]."""
+        """Return a batch of the rows with the numbers `index`, int `[N]`."""
         batch: SampleBatch = self.rows[index]
         return batch if self.convert is None else self.convert(batch)
 
     def _permutation(self, number: int) -> np.ndarray:
+        """Return the permutation of pass `number`. It depends on seed and number alone: a state needs no generator."""
         if (self.seed, number) != self._pass:
             self._pass = (self.seed, number)
             self._order = np.random.default_rng(self._pass).permutation(len(self))
         return self._order
 
     def get_state(self) -> dict[str, Any]:
-        """Return where the sequence stands."""
+        """Return the position in the sequence of passes, the seed, and the number of rows."""
         return {"drawn": self.drawn, "seed": self.seed, "num_rows": len(self)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on as from where the state was taken. `ValueError` for a state of other rows or another seed."""
-        for name, mine in (("seed", self.seed), ("num_rows", len(self))):
-            if int(state[name]) != mine:
-                raise ValueError(f"the state was taken with {name}={state[name]}; here it is {mine}")
+        """Continue at the position of a state. `ValueError` if it has another seed or number of rows."""
+        for name, setting in (("seed", self.seed), ("num_rows", len(self))):
+            if int(state[name]) != setting:
+                raise ValueError(f"the state was taken with {name}={state[name]}; here it is {setting}")
         self.drawn = int(state["drawn"])
 
     drawing_state = get_state
