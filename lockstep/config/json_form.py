@@ -1,7 +1,7 @@
-"""The form of options in JSON: plain values, with spaces, specs, classes and functions by name.
+"""JSON form of options: plain values, and spaces, specs, classes and functions by name.
 
-What is read comes from a file, which may name few objects: each is found by the file's `FileNames`, with the kind of
-class that its option expects.
+A file may name only few objects: each is found by the file's `FileNames`, with the kind of class that its option
+expects (see `lockstep.state.trust`).
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from lockstep.state.trust import (
 from lockstep.tracking.config import CALLBACK
 
 RENAMED = {"evaluation.evaluation_episodes": "evaluation_duration"}
-"""options by the path that they had in files of earlier versions, and their name today"""
+"""Paths of options in files of earlier versions, with their current names."""
 OVERRIDES = "rl_module.algorithm_config_overrides_per_module."
+"""Beginning of the paths of training options of single modules."""
 CONNECTOR = Kind("a subclass of lockstep.connectors.Connector", (Connector, RescaleActions))
 OPTIMIZER = Kind("a subclass of torch.optim.Optimizer", (Optimizer,))
 KINDS = {
@@ -48,13 +49,21 @@ KINDS = {
     "training.intrinsic_reward": NETWORK,
     "callbacks.callbacks_class": CALLBACK,
 }
-"""the classes that a file may name, by option; every other object that it names needs the user's word"""
+"""Kinds of classes that a file may name, by option. Every other object needs the user's trust."""
 NAMED_BY_TEXT = ("environment.env", "model_config.encoder", "rl_module.rl_module_spec")
-"""ends of the paths of options whose text may name an object"""
+"""Ends of the paths of options whose text may name an object."""
 
 
 def to_plain(path: str, value: object) -> Any:
-    """Return `value` as JSON can hold it, tuples as lists; `ValueError` names `path` where it cannot be written."""
+    """Return the JSON form of an option's value. Tuples become lists.
+
+    Args:
+        path: Path of the option, for messages.
+        value: Its value.
+
+    Raises:
+        ValueError: The value cannot be written. The message names `path`.
+    """
     if isinstance(value, RLModuleSpec):
         return {"__spec__": _plain_spec(path, value)}
     if isinstance(value, MultiRLModuleSpec):
@@ -87,15 +96,11 @@ def to_plain(path: str, value: object) -> Any:
 
 
 def script_objects(value: object) -> Iterator[Any]:
-    """Iterate over the classes and functions of the running script in an option, and over the names of such."""
-    if isinstance(value, Space):
+    """Yield the classes and functions of the running script in an option's value, and names of such from a file."""
+    if isinstance(value, Space):  # before Mapping, which a Dict space is too
         return
     parts: Iterable[Any] = ()
-    if isinstance(value, RLModuleSpec):
-        parts = value.module_class, value.model_config
-    elif isinstance(value, MultiRLModuleSpec):
-        parts = value.rl_module_specs.values()
-    elif is_dataclass(value) and not isinstance(value, type):
+    if is_dataclass(value) and not isinstance(value, type):  # also the spec of a module
         parts = vars(value).values()
     elif isinstance(value, Mapping):
         parts = value.values()
@@ -108,9 +113,15 @@ def script_objects(value: object) -> Iterator[Any]:
 
 
 def from_plain(path: str, value: Any, names: FileNames) -> Any:
-    """Return the value of the option `path` that `to_plain` wrote, with the objects that the file may name.
+    """Return the value of an option from its JSON form.
 
-    Raises `UntrustedError` for an object that needs the user's word.
+    Args:
+        path: Path of the option.
+        value: The result of `to_plain`, as read from a file.
+        names: Access to the objects that the file names.
+
+    Raises:
+        UntrustedError: An object needs the user's trust.
     """
     if isinstance(value, list):
         return [from_plain(path, part, names) for part in value]
@@ -122,15 +133,20 @@ def from_plain(path: str, value: Any, names: FileNames) -> Any:
 
 
 def section_from_plain(section: str, options: Mapping[str, Any], names: FileNames) -> dict[str, Any]:
-    """Return the options of a section that `to_plain` wrote, by the names of today."""
-    return {
-        RENAMED.get(f"{section}.{name}", name): _named_or_plain(f"{section}.{name}", value, names)
-        for name, value in options.items()
-    }
+    """Return the options of a section from their JSON form, under their current names."""
+    values = {}
+    for name, value in options.items():
+        path = f"{section}.{name}"
+        values[RENAMED.get(path, name)] = _named_or_plain(path, value, names)
+    return values
 
 
 def _named_or_plain(path: str, value: object, names: FileNames) -> Any:
-    """Return an option's value; a text that names an object is looked up when it is used, with the same checks."""
+    """Return an option's value from its JSON form.
+
+    A text that may name an object stays a text. It is looked up when it is used, with the same checks.
+    """
+    # An argument with such a name, for example `env_config["encoder"]`, is the user's own text.
     is_argument = any(f".{key}." in path for key in ARGUMENT_KEYS if key != "evaluation_config")
     if isinstance(value, str) and path.endswith(NAMED_BY_TEXT) and not is_argument:
         return names.text(path, value)
@@ -138,7 +154,7 @@ def _named_or_plain(path: str, value: object, names: FileNames) -> Any:
 
 
 def check_texts(path: str, value: object, names: FileNames) -> None:
-    """Raise `UntrustedError` for a text that names an object which the file may not name for its option."""
+    """Raise `UntrustedError` if a text in an option's JSON form names an object that the file may not name."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             check_texts(f"{path}.{key}", part, names)
@@ -149,9 +165,9 @@ def check_texts(path: str, value: object, names: FileNames) -> None:
 
 
 def kind_of(path: str) -> Kind | None:
-    """Return the classes that a file may name for an option; None where every object needs the user's word.
+    """Return the kind of classes that a file may name for an option, or None if every object needs the user's trust.
 
-    Options of one module are those of training, options of evaluation those that they replace.
+    Overrides for one module count as the options of training, and those of evaluation as the options they replace.
     """
     path = path.removeprefix("evaluation.evaluation_config.")
     if path.startswith(OVERRIDES):
@@ -160,6 +176,7 @@ def kind_of(path: str) -> Kind | None:
 
 
 def _plain_spec(path: str, spec: RLModuleSpec) -> dict[str, Any]:
+    """Return the JSON form of a spec. Raises `ValueError` if its class cannot be imported by name."""
     if spec.module_class is not None:
         import_path(f"{path}.module_class", spec.module_class)
     plain = spec.to_dict()
@@ -167,7 +184,10 @@ def _plain_spec(path: str, spec: RLModuleSpec) -> dict[str, Any]:
 
 
 def _named_object(path: str, name: object, names: FileNames) -> Any:
-    """Return the object that a file names. An environment that it may not name is refused when it is made."""
+    """Return the object that a file names for an option.
+
+    An environment that it may not name is refused only when it is made: a policy can be read and used without it.
+    """
     try:
         return names.find(path, name, kind_of(path))
     except UntrustedError:
@@ -177,12 +197,14 @@ def _named_object(path: str, name: object, names: FileNames) -> Any:
 
 
 def _spec(path: str, plain: Mapping[str, Any], names: FileNames) -> RLModuleSpec:
+    """Return a spec from its JSON form, which may have a signature of its own."""
     names = names.of_part(plain)
     model_config = from_plain(f"{path}.model_config", plain["model_config"], names)
     return RLModuleSpec.from_dict({**plain, "model_config": model_config}, names=names)
 
 
 def _multi_spec(path: str, plain: Mapping[str, Any], names: FileNames) -> MultiRLModuleSpec:
+    """Return the specs of several modules from their JSON form."""
     return MultiRLModuleSpec({module_id: _spec(path, spec, names) for module_id, spec in plain.items()})
 
 
@@ -194,3 +216,4 @@ _READERS: dict[str, Callable[[str, Any, FileNames], Any]] = {
     "__spec__": _spec,
     "__multi_spec__": _multi_spec,
 }
+"""Functions that read a value which JSON cannot express, by the key under which `to_plain` stores it."""

@@ -1,4 +1,7 @@
-"""Rules between options of different sections: rows of when, option and message, checked in order."""
+"""Rules between options of different sections, as a table of rows: an option, a condition and a message.
+
+The rows are checked in their order, and the first one that is broken is reported.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ from lockstep.rollout.callbacks import misspelt_event, overridden_events
 
 
 class HasSections(Protocol):
-    """A configuration, as far as rules read it for their messages."""
+    """Configuration, as far as every rule reads it."""
 
     @property
     def sections(self) -> Mapping[str, Any]:
-        """The sections by name."""
+        """Sections by name."""
         ...
 
 
@@ -30,18 +33,18 @@ ConfigT = TypeVar("ConfigT", bound=HasSections)
 
 @dataclass(frozen=True)
 class Rule(Generic[ConfigT]):
-    """An option that is refused together with others.
+    """Rule that refuses an option together with other options.
 
-    The error reads `option=value message`. The message says what the option does not go with, and what to do. A
-    condition is computed only where no earlier rule is broken, so that it may rely on those.
+    The error reads `option=value message`. A condition is computed only if no earlier rule is broken, so it may rely on
+    the earlier rules.
     """
 
     option: str
     """Path of the option."""
     when: Callable[[ConfigT], object]
-    """Returns something true for a configuration that is refused."""
+    """Condition: a function that returns a true value for a configuration that is refused."""
     message: str | Callable[[ConfigT], str]
-    """What follows the option and its value; a function where it names other values."""
+    """Text after the option and its value: why they are refused, and what to do. A function if it has other values."""
 
 
 def refuse(config: ConfigT, rules: Iterable[Rule[ConfigT]]) -> None:
@@ -55,18 +58,20 @@ def refuse(config: ConfigT, rules: Iterable[Rule[ConfigT]]) -> None:
 
 
 def only(applies: Callable[[BaseConfig], object], *rules: Rule[BaseConfig]) -> tuple[Rule[BaseConfig], ...]:
-    """Return rules that hold only for configurations for which `applies` returns something true."""
+    """Return rules that hold only for configurations for which `applies` returns a true value."""
 
-    def narrowed(rule: Rule[BaseConfig]) -> Rule[BaseConfig]:
+    # A function of its own, because a lambda in a comprehension would use the last `rule` of all.
+    def restricted(rule: Rule[BaseConfig]) -> Rule[BaseConfig]:
         return replace(rule, when=lambda config: applies(config) and rule.when(config))
 
-    return tuple(narrowed(rule) for rule in rules)
+    return tuple(restricted(rule) for rule in rules)
 
 
 # -- the run ---
 
 
 def _needs_default_connectors(option: str, is_set: Callable[[BaseConfig], object]) -> Rule[BaseConfig]:
+    """Return the rule for an option that adds a default connector."""
     return Rule(
         option,
         lambda config: not config.env_runners.add_default_connectors and is_set(config),
@@ -75,26 +80,30 @@ def _needs_default_connectors(option: str, is_set: Callable[[BaseConfig], object
 
 
 def _misspelt(callbacks: list[type]) -> str | None:
-    """What is wrong with the first method that is nearly an event's name."""
+    """Return the message about the first method whose name is almost that of an event, or None."""
     return next(filter(None, map(misspelt_event, callbacks)), None)
 
 
 def _can_be_made(env: object) -> bool:
-    """Whether env runners in other processes can make the environment."""
+    """Return whether env runners in other processes can make the environment."""
     return isinstance(env, str) or callable(env)
 
 
 def _device_is_missing(name: str) -> bool:
+    """Return whether this process has no such device."""
     try:
         kind = torch.device(name).type
     except RuntimeError:
         return True
-    return (kind == "cuda" and not torch.cuda.is_available()) or (
-        kind == "mps" and not torch.backends.mps.is_available()
-    )
+    if kind == "cuda":
+        return not torch.cuda.is_available()
+    if kind == "mps":
+        return not torch.backends.mps.is_available()
+    return False
 
 
 def _is_plain_adam(optimizer: object, settings: Mapping[str, Any]) -> bool:
+    """Return whether the optimizer is Adam in the form that can be compiled."""
     return optimizer == "adam" and not any(settings.get(name) for name in ("weight_decay", "amsgrad"))
 
 
@@ -149,7 +158,7 @@ OF_RUN: tuple[Rule[BaseConfig], ...] = (
     ),
     Rule(
         "framework.device",
-        # Learners in other processes have devices of their own.
+        # Learners in other processes have other devices, which this process may not see.
         lambda config: not config.learners.num_learners and _device_is_missing(config.framework.device),
         "is not there; torch sees no such device",
     ),
@@ -190,10 +199,11 @@ OF_RUN: tuple[Rule[BaseConfig], ...] = (
 )
 
 
-# -- modules: policies, mapping, who learns, specs and overrides have to fit together ---
+# -- modules: policies, mapping, learning modules, specs and overrides must fit together ---
 
 
 def _needs_several_agents(name: str) -> Rule[BaseConfig]:
+    """Return the rule for an option of `multi_agent` that has no meaning for a single agent."""
     return Rule(
         f"multi_agent.{name}",
         lambda config: getattr(config.multi_agent, name) and not config.is_multi_agent,
@@ -202,35 +212,40 @@ def _needs_several_agents(name: str) -> Rule[BaseConfig]:
 
 
 def _has_any(model_config: object, *names: str) -> bool:
-    """Whether one of these fields of the default network's configuration is set."""
+    """Return whether one of these fields of the default network's configuration is set."""
     return any(getattr(model_config, name, None) for name in names)
 
 
-def _ids_of_spec(config: BaseConfig) -> list[str]:
-    """Return the module ids of `rl_module_spec`, or those of the policies if it is for any module."""
-    specs_by_id = config.rl_module.specs_by_id()
-    return list(config.multi_agent.policies) if specs_by_id is None else list(specs_by_id)
+def _are_others(specs_by_id: Mapping[str, object] | None, policies: Iterable[str]) -> bool:
+    """Return whether the module ids of `rl_module_spec` differ from the policies. None is a spec for any module."""
+    return specs_by_id is not None and set(specs_by_id) != set(policies)
 
 
 def _mappings(policy_mapping_fn: object) -> list[Any]:
-    """The policy mapping functions of every stage of the run."""
+    """Return the policy mapping functions of all stages of the run."""
     return [mapping for _, mapping in stages_of("policy_mapping_fn", policy_mapping_fn)]
 
 
 def _mapped_ids(policy_mapping_fn: object) -> set[str]:
-    """The ids that mappings name, of every stage of the run; those of functions are not known."""
-    mappings = [each for each in _mappings(policy_mapping_fn) if isinstance(each, AgentMapping)]
-    return {module_id for mapping in mappings for module_id in mapping.values()}
+    """Return the module ids in the mappings of all stages of the run. Functions may return any id, so they add none."""
+    module_ids: set[str] = set()
+    for mapping in _mappings(policy_mapping_fn):
+        if isinstance(mapping, AgentMapping):
+            module_ids.update(mapping.values())
+    return module_ids
 
 
 def _ids_that_learn(policies_to_train: object) -> set[str]:
-    """The ids that `policies_to_train` names, of every stage of the run."""
-    stages = [allowed for _, allowed in stages_of("policies_to_train", policies_to_train)]
-    named = [allowed for allowed in stages if allowed is not None and not callable(allowed)]
-    return {module_id for allowed in named for module_id in allowed}
+    """Return the module ids in `policies_to_train` of all stages of the run. Functions add none."""
+    module_ids: set[str] = set()
+    for _, allowed in stages_of("policies_to_train", policies_to_train):
+        if allowed is not None and not callable(allowed):
+            module_ids.update(allowed)
+    return module_ids
 
 
 def _names_policies(option: str, ids: Callable[[BaseConfig], set[str]]) -> Rule[BaseConfig]:
+    """Return the rule for an option whose module ids must be among the policies."""
     return Rule(
         option,
         lambda config: not ids(config) <= set(config.multi_agent.policies),
@@ -239,6 +254,7 @@ def _names_policies(option: str, ids: Callable[[BaseConfig], set[str]]) -> Rule[
 
 
 def _names_modules(option: str, ids: Callable[[BaseConfig], set[str]]) -> Rule[BaseConfig]:
+    """Return the rule for an option whose module ids must be among the modules of the configuration."""
     return Rule(
         option,
         lambda config: not ids(config) <= set(config.module_specs()),
@@ -248,7 +264,8 @@ def _names_modules(option: str, ids: Callable[[BaseConfig], set[str]]) -> Rule[B
     )
 
 
-TO_TRAIN, OVERRIDES = "multi_agent.policies_to_train", "rl_module.algorithm_config_overrides_per_module"
+TO_TRAIN = "multi_agent.policies_to_train"
+OVERRIDES = "rl_module.algorithm_config_overrides_per_module"
 OF_MODULES: tuple[Rule[BaseConfig], ...] = (
     _needs_several_agents("reward_metric"),
     _needs_several_agents("centralized_critic"),
@@ -274,7 +291,7 @@ OF_MODULES: tuple[Rule[BaseConfig], ...] = (
         ),
     ),
     *only(
-        # Without names the modules are known, unless the environment may be of several agents.
+        # Without policies the module ids are known, unless the environment may have several agents.
         lambda config: config.multi_agent.policies is None and config.modules_are_known,
         _names_modules(TO_TRAIN, lambda config: _ids_that_learn(config.multi_agent.policies_to_train)),
         _names_modules(OVERRIDES, lambda config: set(config.rl_module.algorithm_config_overrides_per_module)),
@@ -288,9 +305,10 @@ OF_MODULES: tuple[Rule[BaseConfig], ...] = (
         ),
         Rule(
             "multi_agent.policies",
-            lambda config: set(_ids_of_spec(config)) != set(config.multi_agent.policies),
+            lambda config: _are_others(config.rl_module.specs_by_id(), config.multi_agent.policies),
             lambda config: (
-                f"are others than the modules {_ids_of_spec(config)} of rl_module.rl_module_spec; give the same"
+                f"are others than the modules {list(config.rl_module.specs_by_id() or ())} of "
+                "rl_module.rl_module_spec; give the same"
             ),
         ),
         Rule(
@@ -313,10 +331,11 @@ OF_MODULES: tuple[Rule[BaseConfig], ...] = (
 )
 
 
-# -- what is learned from ---
+# -- sources of data: recorded data, rollouts, replay ---
 
 
 def _needs_memory(name: str) -> Rule[BaseConfig]:
+    """Return the rule for an option of `replay` that only networks with a memory use."""
     return Rule(
         f"replay.{name}",
         lambda config: getattr(config.replay, name) is not None and config.has_surely_no_memory,
@@ -401,7 +420,7 @@ RULES: tuple[Rule[BaseConfig], ...] = (
         ),
     ),
 )
-"""Rules of every configuration. Of several that are broken, the first one is reported."""
+"""Rules of every configuration."""
 
 _SEVERAL = "is not allowed where a trainer trains several agents; leave it out"
 OF_SEVERAL_AGENTS: tuple[Rule[BaseConfig], ...] = (
@@ -417,4 +436,4 @@ OF_SEVERAL_AGENTS: tuple[Rule[BaseConfig], ...] = (
         _SEVERAL,
     ),
 )
-"""Rules for what a trainer is built from, where there are several agents."""
+"""Rules of a configuration from which a trainer for several agents is built."""
