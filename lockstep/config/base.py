@@ -1,4 +1,4 @@
-"""`BaseConfig`: the sections of a configuration, read, written and checked, and what follows from them."""
+"""`BaseConfig`: the sections of a configuration, which are read, written and checked, and the parts built from them."""
 
 from __future__ import annotations
 
@@ -78,6 +78,7 @@ from lockstep.state.trust import (
 from lockstep.tracking.config import CallbacksSection, CheckpointingSection, DebuggingSection, ReportingSection
 
 Section = Any
+"""A section of options. Each is another class, of which code that goes through all sections knows nothing."""
 SECTIONS: dict[str, type[Section]] = {
     "environment": EnvironmentSection,
     "env_runners": EnvRunnersSection,
@@ -95,11 +96,11 @@ SECTIONS: dict[str, type[Section]] = {
     "framework": FrameworkSection,
     "callbacks": CallbacksSection,
 }
-"""by name, in the order in which they are shown; "replay" comes after them where there is one"""
+"""Section classes by name, in the order in which they are shown. `"replay"` comes after them, if there is one."""
 Spaces = tuple[Any, Any]
-"""observation and action space, of all modules or `{module_id: space}`"""
+"""Observation space and action space. Each is one for all modules, or a dict `{module_id: space}`."""
 
-ELSEWHERE = {
+EQUIVALENT_NAMES = {
     "learning_rate": "lr",
     "n_steps": "train_batch_size rollout_fragment_length",
     "num_steps": "rollout_fragment_length",
@@ -156,126 +157,143 @@ ELSEWHERE = {
     "max_num_env_runner_restarts": "max_env_runner_restarts",
     "restart_failed_sub_environments": "restart_failed_envs",
 }
-"""a name elsewhere -> the names here, separated by spaces, of which an algorithm has one"""
+"""Names of options in other libraries, with their names here. Of several names, separated by spaces, an algorithm has
+one."""
 
 
 class BaseConfig:
-    """The sections of a configuration, and what is built from them without a policy.
+    """Configuration of an algorithm: sections of options, and the parts that are built from them without a policy.
 
-    `config.training.lr` reads an option, `config.training(lr=1e-3)` sets some and returns the configuration, so calls
-    chain. `config.lr` reads and sets too, where no other section has the name. An unknown name raises with "did you
-    mean". Printed, a configuration shows only what differs from the defaults.
+    `config.training.lr` reads an option. `config.training(lr=1e-3)` sets options and returns the configuration, so that
+    calls can be chained. `config.lr` also reads and sets an option, if no other section has the name. An unknown name
+    raises an error with "did you mean". A printed configuration shows only the options that differ from the defaults.
     """
 
     algorithm: ClassVar[str] = ""
+    """Name of the algorithm."""
     explorations: ClassVar[tuple[str, ...]] = ()
-    """what `env_runners.exploration` may be"""
+    """Values that `env_runners.exploration` may have."""
     learner_class: ClassVar[type[Learner]] = Learner
+    """Class of the learner."""
     training_class: ClassVar[type[TrainingSection]] = TrainingSection
+    """Class of the section `training`."""
     module_class: ClassVar[type[RLModule] | None] = None
-    """the class of the network where none is configured; None: an actor with a state value, with memory or without"""
+    """Class of the default network. None stands for an actor-critic, with or without memory."""
     is_off_policy: ClassVar[bool] = False
-    """whether it learns from a replay buffer; then there is a section `replay`"""
+    """Whether the algorithm learns from a replay buffer, so that there is a section `replay`."""
     is_offline: ClassVar[bool] = False
-    """whether it learns from data that are there already, without an environment"""
+    """Whether the algorithm learns from recorded data, without an environment."""
     squashes_actions: ClassVar[bool] = False
-    """whether its default network acts in [-1, 1]; then actions are rescaled to the bounds of a Box"""
+    """Whether the default network acts in [-1, 1], so that actions are rescaled to the bounds of a Box."""
     can_prioritize: ClassVar[bool] = True
-    """whether its loss leaves errors of rows for the priorities"""
+    """Whether the loss gives an error for each row, which prioritised replay needs."""
     can_sum_rewards: ClassVar[bool] = True
-    """whether it learns from transitions of several steps whose rewards are added up (`replay.n_step`)"""
+    """Whether the algorithm can learn from n-step transitions, whose rewards are summed (`replay.n_step`)."""
     first_values: ClassVar[tuple[str, ...]] = ()
-    """training options that shape networks or begin a state which checkpoints hold: a run keeps them"""
+    """Training options that determine the shape of networks, or the first value of a state in checkpoints. A resumed
+    run keeps them."""
     is_asynchronous: ClassVar[bool] = False
-    """whether it learns from what older policies did; then env runners in other processes collect while it learns"""
+    """Whether the algorithm can learn from data of older policies, so that env runners in other processes collect while
+    it learns."""
 
     environment: EnvironmentSection[Self]
-    """which environment"""
+    """Options of the environment and of its observations, actions and rewards."""
     env_runners: EnvRunnersSection[Self]
-    """how data is collected"""
+    """Options of data collection."""
     learners: LearnersSection[Self]
-    """where learners run"""
+    """Number and place of the learners."""
     resources: ResourcesSection[Self]
-    """what the main process takes of a cluster"""
+    """Resources of a cluster for the main process."""
     rl_module: RLModuleSection[Self]
-    """which networks"""
+    """Options of the networks."""
     training: TrainingSection[Self]
-    """the update"""
+    """Options of the update."""
     multi_agent: MultiAgentSection[Self]
-    """which modules there are, whose steps go where, who learns"""
+    """Modules of several agents, mapping of agents to modules, and modules that learn."""
     evaluation: EvaluationSection[Self]
+    """Options of evaluation."""
     offline_data: OfflineDataSection[Self]
-    """what an offline algorithm learns from"""
+    """Recorded data of an offline algorithm."""
     reporting: ReportingSection[Self]
-    """length of the run and loggers"""
+    """Length of the run, and its loggers."""
     checkpointing: CheckpointingSection[Self]
+    """Options of checkpoints."""
     debugging: DebuggingSection[Self]
-    """seeds"""
+    """Seeds."""
     fault_tolerance: FaultToleranceSection[Self]
-    """how often what failed is started again"""
+    """Limits on restarts of failed environments and processes."""
     framework: FrameworkSection[Self]
-    """compile, device, threads"""
+    """Compilation, device, dtype and threads."""
     callbacks: CallbacksSection[Self]
-    """who watches the run"""
+    """Callbacks of the run."""
     replay: ReplaySection[Self]
-    """what is remembered, and how often it is learned from; `ValueError` for an algorithm without a memory"""
+    """Options of replay. Reading it raises `ValueError` for an algorithm without replay."""
     sections: Mapping[str, Section]
-    """all of them by name"""
+    """All sections by name."""
 
     def __init__(self) -> None:
-        kinds: dict[str, type] = {**SECTIONS, "training": self.training_class}
+        section_classes: dict[str, type] = {**SECTIONS, "training": self.training_class}
         if self.is_off_policy:
-            kinds["replay"] = ReplaySection
-        self.join_sections({name: kind() for name, kind in kinds.items()})
+            section_classes["replay"] = ReplaySection
+        self.join_sections({name: section_class() for name, section_class in section_classes.items()})
+        # Past `__setattr__`, which sets options.
         object.__setattr__(self, "_frozen", False)
 
     # -- sections ---
 
     @property
     def collects_while_learning(self) -> bool:
-        """Whether the algorithm allows it and there are env runners in other processes."""
+        """Whether env runners in other processes collect data while the learner updates."""
         return self.is_asynchronous and self.env_runners.num_env_runners > 0
 
     @property
     def max_lag(self) -> int:
-        """How many updates a fragment may be behind the learner; 0 where the algorithm has no such option."""
+        """Largest number of updates that a fragment may be behind the learner; 0 without such an option."""
         return getattr(self.training, "max_lag", 0)
 
     @property
     def has_memory(self) -> bool:
-        """Whether a network remembers from step to step, as far as its configuration says; one of your own may, too."""
+        """Whether the configuration gives a network a memory. A class of the user's own may have one nevertheless."""
         return any(map(self.rl_module.remembers, self.module_specs().values()))
 
     @property
     def has_surely_no_memory(self) -> bool:
-        """Whether every network is known to have no memory; a class of the user's own may have one."""
+        """Whether no network can have a memory, which is unknown for a class of the user's own."""
         return all(self.rl_module.remembers(spec) is False for spec in self.module_specs().values())
 
     @property
     def kind_of_memory(self) -> str:
-        """The option that gives networks a memory."""
+        """Name of the option of `model_config` that gives networks a memory."""
         return "recurrent" if getattr(self.rl_module.model_config, "attention", None) is None else "attention"
 
     @property
     def is_multi_agent(self) -> bool:
-        """Whether there are policies of agents, or other modules than the one of a single agent."""
+        """Whether there are policies of several agents, or other modules than the one of a single agent."""
         return self.multi_agent.policies is not None or list(self.module_specs()) != [DEFAULT_MODULE_ID]
 
     def set_section(self, name: str, options: Mapping[str, Any]) -> Self:
-        """Set options of one section; unknown names raise `ValueError` with a suggestion."""
+        """Set options of one section, and return the configuration.
+
+        Raises:
+            ValueError: The section has no such option; the message suggests the closest. Or a value is not allowed.
+            TypeError: A value has another type than its option.
+        """
         self._check_not_frozen()
         section = self.sections[name]
         known = section.options()
         for option in options:
             if option not in known:
-                raise ValueError(f"{name} has no option {option!r}; {self._meant(option, name)}")
+                raise ValueError(f"{name} has no option {option!r}; {self._advice(option, name)}")
         section.set_options(options)
         return self
 
     def set_path(self, path: str, value: object) -> Self:
-        """Set one option by its path, `"training.lr"` or `"rl_module.model_config.hiddens"`.
+        """Set one option by its path, such as `"training.lr"` or `"rl_module.model_config.hiddens"`.
 
-        The name of a section alone takes a mapping of its options.
+        With the name of a section as path, the value is a mapping of its options.
+
+        Raises:
+            ValueError: There is no such option, or its value is not allowed.
         """
         name, _, option = path.partition(".")
         if name in self.sections and not option:
@@ -288,18 +306,22 @@ class BaseConfig:
         if name not in self.sections:
             hint = self._suggest(name, list(self.sections))
             raise ValueError(f"unknown option {path!r}{hint}; write section.option, e.g. training.lr")
-        option, _, inner = option.partition(".")
+        # The rest of a longer path is the key of a dict.
+        option, _, key = option.partition(".")
         method: Callable[..., Self] = getattr(self, name)
-        return method(**{option: {inner: value} if inner else value})
+        return method(**{option: {key: value} if key else value})
 
     # -- reading and writing ---
 
-    if not TYPE_CHECKING:  # type checkers know options by their full paths only
+    # Options are found by name alone at run time, but not by type checkers: with a `__getattr__` they would accept
+    # every name, also a misspelt section or method.
+    if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             if name == "replay":
-                learned_from = "data that are there already" if self.is_offline else "what it has just collected"
-                raise ValueError(f"{self.algorithm} has no replay section: it learns from {learned_from}")
+                source = "data that are there already" if self.is_offline else "what it has just collected"
+                raise ValueError(f"{self.algorithm} has no replay section: it learns from {source}")
+            # `__dict__`, because copying and unpickling ask for attributes before there are sections.
             if not name.startswith("_"):
                 for section in self.__dict__.get("sections", {}).values():
                     if name in section.__dict__:
@@ -322,17 +344,21 @@ class BaseConfig:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        """Show only what differs from the defaults; `to_dict()` has all."""
+        """Return the options that differ from the defaults, as text. `to_dict()` has all options."""
         changed = [f"{path}={value!r}" for path, value, is_default in self._paths() if not is_default]
         return f"{type(self).__name__}({', '.join(changed)})"
 
     def describe(self, *, all_options: bool = False) -> str:
-        """Return a line `section.option = value` for each option that differs from its default, or for all of them."""
+        """Return one line `section.option = value` for each option.
+
+        Args:
+            all_options: Whether options with their default value are shown as well.
+        """
         lines = [f"{path} = {value!r}" for path, value, is_default in self._paths() if all_options or not is_default]
         return "\n".join([type(self).__name__, *lines])
 
     def _paths(self) -> Iterator[tuple[str, Any, bool]]:
-        """For each option its path, its value, and whether that is the default."""
+        """Yield the path of each option, its value, and whether that is the default."""
         default = type(self)().sections
         for name, section in self.sections.items():
             for option, value in section.options().items():
@@ -340,9 +366,14 @@ class BaseConfig:
 
     @classmethod
     def of_algorithm(cls, algorithm: str) -> BaseConfig:
-        """Return the defaults of the algorithm with this name; `ValueError` with "did you mean" for an unknown one."""
+        """Return a configuration of the algorithm with this name, with the defaults.
+
+        Raises:
+            ValueError: There is no such algorithm; the message suggests the closest.
+        """
         known = _algorithms()
         if algorithm not in known:
+            # Its file may not be imported yet.
             load_library()
             known = _algorithms()
         if algorithm not in known:
@@ -353,7 +384,8 @@ class BaseConfig:
     def overrides(cls, **training: object) -> dict[str, Any]:
         """Return training options for one module, for `rl_module(algorithm_config_overrides_per_module={id: ...})`.
 
-        Raises `ValueError` for names and values that the algorithm does not have.
+        Raises:
+            ValueError: The algorithm has no such option, or the value is not allowed.
         """
         cls.training_class().overridden(training)
         return training
@@ -365,13 +397,16 @@ class BaseConfig:
         return new
 
     def with_sections(self, **sections: Any) -> Self:
-        """Return a configuration with other sections in place of some, and the very objects that are options here."""
+        """Return a configuration in which some sections are replaced. The values of options are shared, not copied.
+
+        So a built environment or network is still the user's object, and not a copy of it.
+        """
         new = type(self)()
         new.join_sections({name: replace(section) for name, section in {**self.sections, **sections}.items()})
         return new
 
     def freeze(self) -> Self:
-        """Refuse changes from now on with `ValueError`, in sections too and in dicts and lists of options."""
+        """Freeze the configuration with its sections, dicts and lists: every later change raises `ValueError`."""
         for section in self.sections.values():
             section.freeze()
         object.__setattr__(self, "sections", MappingProxyType(self.sections))
@@ -381,9 +416,12 @@ class BaseConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return all options as plain JSON values: `{"algorithm": ..., section: {option: value}}`.
 
-        Where options are classes or functions, there is also the user's "signature" over their names and arguments, by
-        which `update_from_dict` recognises the user's own work. Objects of the running script are named
-        `__main__:Class`, and "script" has their sources, `{name: {"file": ..., "text": ...}}`.
+        If options are classes or functions, `"signature"` is the user's signature over their names and arguments, by
+        which `update_from_dict` recognises the user's own files. Objects of the running script are named
+        `__main__:Class`, and `"script"` holds their sources, `{name: {"file": ..., "text": ...}}`.
+
+        Raises:
+            ValueError: The value of an option cannot be written.
         """
         out: dict[str, Any] = {"algorithm": self.algorithm}
         for name, section in self.sections.items():
@@ -394,17 +432,21 @@ class BaseConfig:
                 sources[str(each)] = each.names.sources.get(each)
             else:
                 sources[script_name(each)] = script_source(each)
+        # The sources are only for readers, so the signature does not cover them.
         return {**signed(out), SCRIPT: sources} if sources else signed(out)
 
     def script_objects(self) -> list[Any]:
         """Return the classes and functions among the options that are defined in the running script.
 
-        A configuration from a file has the names of such objects (text) where they were not handed in.
+        A configuration from a file has names (text) for such objects, unless they were handed in.
         """
-        return [each for section in self.sections.values() for each in script_objects(section.options())]
+        objects: list[Any] = []
+        for section in self.sections.values():
+            objects.extend(script_objects(section.options()))
+        return objects
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """Return `to_dict` as JSON text, and write it to `path` if there is one."""
+        """Return `to_dict` as JSON text, and write it to the file `path` if one is given."""
         text = json.dumps(self.to_dict(), indent=2)
         if path is not None:
             Path(path).write_text(text + "\n")
@@ -413,18 +455,18 @@ class BaseConfig:
     def update_from_dict(
         self, data: Mapping[str, Any], *, trust: bool = False, file: str | Path = "the configuration"
     ) -> Self:
-        """Set the options of a nested dict `{section: {option: value}}`, as read from a file.
+        """Set options from a nested dict `{section: {option: value}}`, as read from a file.
 
         Args:
-            data: what `to_dict` returned, or a part of it.
-            trust: take all objects that it names. Otherwise these are classes of the kind that their options expect,
-                unless this user has signed the names.
-            file: where the dict was read, for messages, and for the signatures that may lie beside it.
+            data: The result of `to_dict`, or a part of it.
+            trust: Whether all objects that it names are accepted. Otherwise only classes of the kind that their options
+                expect are, unless this user has signed the names.
+            file: File of the dict, for messages and for the signatures next to it.
 
         Raises:
-            UntrustedError: an object that needs `trust=True`; the error names it and its option.
-            ValueError: an unknown section or option, a value that an option does not take, or another algorithm; the
-                error names the file.
+            UntrustedError: An object needs `trust=True`. The message names the object and its option.
+            ValueError: A section or option is unknown, a value is not allowed, or the dict is of another algorithm. The
+                message names the file.
         """
         names = FileNames(file, data, trust)
         try:
@@ -436,6 +478,7 @@ class BaseConfig:
         return self
 
     def _set_sections(self, data: Mapping[str, Any], names: FileNames) -> None:
+        """Set the options of `update_from_dict`."""
         for name, options in data.items():
             if name in (SIGNATURE, SCRIPT):
                 continue
@@ -448,14 +491,17 @@ class BaseConfig:
             getattr(self, name)(**section_from_plain(name, options, names))
 
     def named_options(self) -> dict[str, Any]:
-        """Return `to_dict()`, in which an environment or offline data that cannot be written are only named.
+        """Return `to_dict()`, with names for an environment or recorded data that cannot be written.
 
-        Functions of several agents that have no name are left out: who goes on gives them again.
+        Functions of several agents that have no name are left out. A user who resumes the run passes them again.
         """
         try:
             return self.to_dict()
         except ValueError:
-            changed, env, data = self.copy(), self.environment.env, self.offline_data.input_
+            pass  # an option cannot be written
+        changed = self.copy()
+        env = self.environment.env
+        data = self.offline_data.input_
         if env is not None and not isinstance(env, str):
             name = getattr(env, "__name__", type(env).__name__)
             changed.environment(env=name, observation_space=None, action_space=None)
@@ -470,42 +516,52 @@ class BaseConfig:
     # -- checks ---
 
     def validate(self) -> None:
-        """Refuse options of a section that do not go together; every build calls it."""
+        """Check that the options of each section fit together. Every `build_...` method calls this.
+
+        Raises:
+            ValueError, TypeError: They do not.
+        """
         for section in self.sections.values():
             section.validate()
+            # The steps of the first updates. At these, a function of `progress_remaining` has values that are refused.
             section.check_schedules((1, self.training.train_batch_size))
         check_configured_optimizer(self.training)
 
-    # -- what an algorithm may override ---
+    # -- methods that an algorithm may override ---
 
     def complete_model_config(self, model_config: ModelConfig) -> ModelConfig:
-        """Return the configuration of the default network with what the algorithm adds."""
+        """Return the default network's configuration with the fields that the algorithm and its exploration add."""
         section = self.env_runners
         if section.exploration == "noisy":
-            return replace(model_config, noisy_sigma=section.exploration_config.get("sigma", NOISY_SIGMA))
-        if section.exploration != "gsde":
-            return model_config
-        return replace(model_config, gsde_log_std_init=section.exploration_config.get("log_std_init", LOG_STD_INIT))
+            sigma = section.exploration_config.get("sigma", NOISY_SIGMA)
+            return replace(model_config, noisy_sigma=sigma)
+        if section.exploration == "gsde":
+            log_std_init = section.exploration_config.get("log_std_init", LOG_STD_INIT)
+            return replace(model_config, gsde_log_std_init=log_std_init)
+        return model_config
 
     @property
     def explores_by(self) -> str | None:
-        """The kind of exploration that is configured, or that of the algorithm; None: its policy's distribution."""
+        """Kind of exploration: the configured one, or else the algorithm's. None samples the policy's distribution."""
         if self.env_runners.exploration is not None:
             return self.env_runners.exploration
-        if hasattr(self.training, "epsilon"):  # one of action values
+        # An algorithm declares its exploration by the option for it.
+        if hasattr(self.training, "epsilon"):
             return "epsilon"
-        return "normal" if hasattr(self.training, "exploration_noise") else None
+        if hasattr(self.training, "exploration_noise"):
+            return "normal"
+        return None
 
     def exploration(self, module: RLModule) -> Exploration | None:
-        """Return how a module's actions are drawn while collecting; None: from its distribution."""
-        kind, training = self.explores_by, self.training
+        """Return the exploration of a module during collection. None samples the module's distribution."""
+        kind = self.explores_by
         if kind is None:
             return None
-        defaults = {name: getattr(training, name, None) for name in ("epsilon", "exploration_noise")}
+        defaults = {name: getattr(self.training, name, None) for name in ("epsilon", "exploration_noise")}
         return make_exploration(kind, self.env_runners.exploration_config, module, **defaults)
 
     def check_actions(self, action_space: gym.Space[Any]) -> None:
-        """Raise `ValueError` for actions that the default networks, or the exploration, cannot take."""
+        """Raise `ValueError` for an action space in which the default networks or the exploration cannot act."""
         try:
             ActionDist(action_space)
         except ValueError as error:
@@ -517,14 +573,21 @@ class BaseConfig:
             )
 
     def process_buffer(self, buffer: Any) -> Any:
-        """Return offline data in the form that the algorithm learns from."""
+        """Return recorded data in the form that the algorithm learns from."""
         return buffer
 
     # -- modules, spaces, environments ---
 
     def module_specs(self) -> dict[str, RLModuleSpec | RLModule]:
-        """Return the spec (or the built module) of each module, by id; one spec serves all policies that have none."""
-        spec, policies = self.rl_module.rl_module_spec, self.multi_agent.policies
+        """Return the spec of each module, or the built network, by module id.
+
+        A policy without a spec of its own has `rl_module.rl_module_spec`.
+
+        Raises:
+            ValueError: One built network would have to serve several policies.
+        """
+        spec = self.rl_module.rl_module_spec
+        policies = self.multi_agent.policies
         specs_by_id = self.rl_module.specs_by_id()
         if specs_by_id is not None:
             return specs_by_id
@@ -539,143 +602,167 @@ class BaseConfig:
         return {module_id: specs.get(module_id) or spec or RLModuleSpec() for module_id in policies}
 
     def declared_spaces(self) -> Spaces | None:
-        """Return `({module_id: space}, {module_id: space})` where all modules bring their own, else None.
+        """Return the spaces of all modules `({module_id: space}, {module_id: space})` if each spec has its own, or
+        None.
 
-        A single module's are those of the environment where that is not configured, unless connectors stand between.
+        The spaces in the spec of a single agent's module stand for those of the environment, unless these are
+        configured or connectors change them.
         """
-        configured = self.environment.observation_space is not None and self.environment.action_space is not None
-        if not self._modules_are_named and (configured or self._connectors_are_between):
+        section = self.environment
+        are_configured = section.observation_space is not None and section.action_space is not None
+        if not self._modules_are_named and (are_configured or self._connectors_are_between):
             return None
-        found = {mid: (spec.observation_space, spec.action_space) for mid, spec in self.module_specs().items()}
-        return None if any(None in pair for pair in found.values()) else by_kind(found)
+        pairs = {mid: (spec.observation_space, spec.action_space) for mid, spec in self.module_specs().items()}
+        if any(None in pair for pair in pairs.values()):
+            return None
+        return split_spaces(pairs)
 
     @property
     def _connectors_are_between(self) -> bool:
-        """Whether a module may see or act in other spaces than those of the environment."""
+        """Whether connectors may give a module other spaces than those of the environment."""
         runners = self.env_runners
-        asked = runners.env_to_module_connector is not None or runners.module_to_env_connector is not None
-        return asked or self.environment.frame_stack > 1
+        are_configured = runners.env_to_module_connector is not None or runners.module_to_env_connector is not None
+        return are_configured or self.environment.frame_stack > 1
 
     @property
     def modules_are_known(self) -> bool:
-        """Whether the ids of all modules follow from the configuration, without a look at its environment."""
+        """Whether the ids of all modules follow from the configuration alone, without making the environment."""
         return self._modules_are_named or not _may_have_agents(self.environment.env)
 
     @property
     def _modules_are_named(self) -> bool:
-        """Whether the configuration names its modules, whose specs may then bring spaces."""
+        """Whether the configuration names its modules, so that their specs may have spaces of their own."""
         return self.multi_agent.policies is not None or self.rl_module.specs_by_id() is not None
 
     def spaces_by_module(self, env: object = None, spaces: Spaces | None = None) -> dict[str, Spaces]:
-        """Return (observation space, action space) of each module: its spec's, else those of the environment.
+        """Return the observation and action space of each module: those of its spec, or else of the environment.
 
-        The environment is asked only where its spaces are needed. Raises `KeyError` where spaces are given by module
-        id and one is missing.
+        The environment is made only if its spaces are needed.
+
+        Raises:
+            KeyError: Spaces are given by module id, and one is missing.
         """
-        specs = self.module_specs()
-        declared = {
-            mid: (spec.observation_space, spec.action_space) if self._modules_are_named else (None, None)
-            for mid, spec in specs.items()
-        }
+        declared: dict[str, Spaces] = {}
+        for module_id, spec in self.module_specs().items():
+            has_spaces = self._modules_are_named
+            declared[module_id] = (spec.observation_space, spec.action_space) if has_spaces else (None, None)
         if not any(None in pair for pair in declared.values()):
             return declared
-        of_environment = self.find_spaces(env, spaces)
-        by_module = {}
+
+        environment_spaces = self.find_spaces(env, spaces)
+        by_module: dict[str, Spaces] = {}
         for module_id, pair in declared.items():
-            both = list(pair)
-            for which, kind in enumerate(("observation", "action")):
-                if both[which] is None:
-                    space = of_environment[which]
-                    if type(space) is dict and module_id not in space:
-                        raise KeyError(f"no {kind} space for module {module_id!r}; there are some for {sorted(space)}")
-                    both[which] = space[module_id] if type(space) is dict else space
-            by_module[module_id] = (both[0], both[1])
+            completed = []
+            for kind, space, environment_space in zip(("observation", "action"), pair, environment_spaces):
+                if space is None:
+                    space = _space_of_module(kind, environment_space, module_id)
+                completed.append(space)
+            by_module[module_id] = (completed[0], completed[1])
         return by_module
 
     def policy_spaces(self, env: object = None, spaces: Spaces | None = None) -> Spaces:
-        """Return observation and action space of a policy; of several agents both are dicts by module id."""
+        """Return the observation and action space of a policy. With several agents both are dicts by module id."""
         if not self.is_multi_agent:
             return self.find_spaces(env, spaces)
-        return by_kind(self.spaces_by_module(env, spaces))
+        return split_spaces(self.spaces_by_module(env, spaces))
 
     def with_agents(self, env: object = None) -> Self:
-        """Return a copy that names policies, where the environment is of several agents and none are named.
+        """Return a configuration that names policies, for an environment of several agents.
 
-        Agents whose spaces are equal share one policy. Where all are, that is "default_policy"; else each has the name
-        that its agents have in common ("wolf" of wolf_0 and wolf_1), or that of its first agent. The configuration
-        itself is returned for an environment of one agent and where policies are named already.
+        Agents with equal spaces share one policy. If all spaces are equal, it is "default_policy". Otherwise a policy
+        has the common part of its agents' names ("wolf" for wolf_0 and wolf_1), or the name of its first agent.
+
+        The configuration itself is returned if it names policies already, or if the environment has one agent.
         """
         env = self.environment.env if env is None else env
         if self._modules_are_named or not _may_have_agents(env):
             return self
-        of_agents = self._agent_spaces(env)
-        if of_agents is None:
+        agent_spaces = self._agent_spaces(env)
+        if agent_spaces is None:
             return self
-        mapping = AgentMapping.by_spaces(of_agents)
+        mapping = AgentMapping.by_spaces(agent_spaces)
         policies = list(dict.fromkeys(mapping.values()))
         return self.with_sections().multi_agent(policies=policies, policy_mapping_fn=mapping)
 
     def agents_with_id(self, env: object = None) -> list[Any] | None:
-        """Return the agents in the order of their numbers, where observations have these; else None."""
+        """Return the agents in the order of their ids in observations, or None if observations have no agent ids."""
         if not self.multi_agent.agent_id_in_obs:
             return None
         return list(self._agent_spaces(env) or ())
 
     def _agent_spaces(self, env: object) -> dict[Any, Spaces] | None:
-        """Return (observation space, action space) of each agent; None for an environment of one agent."""
-        with self._played(env) as adapter:
+        """Return the observation and action space of each agent, or None for an environment of one agent."""
+        with self._agent_adapter(env) as adapter:
             if adapter is None:
                 return None
             observation_spaces, action_spaces = adapter.spaces()
         return {agent: (space, action_spaces[agent]) for agent, space in observation_spaces.items()}
 
     @contextmanager
-    def _played(self, env: object = None) -> Iterator[AgentEnvAdapter | None]:
-        """Yield how an environment, or one that a function makes, is played; None where it is of one agent."""
+    def _agent_adapter(self, env: object = None) -> Iterator[AgentEnvAdapter | None]:
+        """Context with the adapter of an environment of several agents, or None for an environment of one agent.
+
+        An environment that is made for this is closed at the end.
+        """
         env = self.environment.env if env is None else env
         env = named_environment(env) if isinstance(env, str) else env
         made = env(**self.environment.env_config) if callable(env) else env
         section = self.multi_agent
-        added: Any = {"agent_ids": section.agent_id_in_obs, "critic": section.centralized_critic}
         try:
-            yield make_adapter(made, **added) if is_agent_env(made) else None
+            if is_agent_env(made):
+                yield make_adapter(made, agent_ids=section.agent_id_in_obs, critic=section.centralized_critic)
+            else:
+                yield None
         finally:
             if made is not env and hasattr(made, "close"):
                 made.close()
 
     def spaces_of_agents(self, env: object) -> Spaces | None:
-        """Return spaces by module id of an environment of several agents (or a function that makes one), else None.
+        """Return the spaces by module id for an environment of several agents, or None for any other environment.
 
-        Where all agents have the same spaces, so has a module that the mapping function does not name at first. Raises
-        `KeyError` for a module that is not there, `ValueError` where two agents of one module have different spaces.
+        The mapping functions are called for one episode each. If all agents have equal spaces, a module that no agent
+        is mapped to has these as well.
+
+        Args:
+            env: The environment, or a function that makes it.
+
+        Raises:
+            KeyError: An agent is mapped to an unknown module.
+            ValueError: Two agents of one module have different spaces.
         """
         if self.multi_agent.policies is None or not _may_have_agents(env):
             return None
-        of_agents = self._agent_spaces(env)
-        if not of_agents:
+        agent_spaces = self._agent_spaces(env)
+        if not agent_spaces:
             return None
+
         mappings = [mapping for _, mapping in stages_of("policy_mapping_fn", self.multi_agent.policy_mapping_fn)]
         episodes = [MultiAgentEpisode(agent_to_module_mapping_fn=mapping) for mapping in mappings]
         module_ids = list(self.module_specs())
-        found: dict[str, Spaces] = {}
-        for episode, (agent, pair) in itertools.product(episodes, of_agents.items()):
+        module_spaces: dict[str, Spaces] = {}
+        for episode, (agent, pair) in itertools.product(episodes, agent_spaces.items()):
             module_id = episode.module_for(agent)
             if module_id not in module_ids:
                 raise KeyError(f"agent {agent!r} is mapped to the module {module_id!r}; there are {sorted(module_ids)}")
-            if found.setdefault(module_id, pair) != pair:
+            if module_spaces.setdefault(module_id, pair) != pair:
                 raise ValueError(
                     f"agent {agent!r} of module {module_id!r} has the spaces {pair}, another agent of it "
-                    f"{found[module_id]}; map them to different modules"
+                    f"{module_spaces[module_id]}; map them to different modules"
                 )
-        first = next(iter(of_agents.values()))
-        if all(pair == first for pair in of_agents.values()):
-            found = dict.fromkeys(module_ids, first) | found
-        return by_kind(found)
+
+        first = next(iter(agent_spaces.values()))
+        if all(pair == first for pair in agent_spaces.values()):
+            module_spaces = dict.fromkeys(module_ids, first) | module_spaces
+        return split_spaces(module_spaces)
 
     def find_spaces(self, env: object = None, spaces: Spaces | None = None) -> Spaces:
-        """Return observation and action space: `spaces`, the configured ones, or those of an environment.
+        """Return the observation and action space: `spaces`, the configured ones, or those of an environment.
 
-        Each may be a dict by module id; so they are for several agents, where the policies are configured.
+        With several agents whose policies are configured, each is a dict by module id.
+
+        Args:
+            env: An environment or a function that makes one, instead of the configured one.
+            spaces: Spaces that are known already.
         """
         section = self.environment
         if spaces is not None:
@@ -690,24 +777,31 @@ class BaseConfig:
         try:
             return boundary.observation_space, boundary.action_space
         finally:
+            # A built environment is the user's, who may go on with it.
             if isinstance(chosen, str) or callable(chosen):
                 boundary.close()
 
     def make_envs(self, num_envs: int, env: object = None, **env_config: object) -> VectorBoundary:
-        """Make the vector environment that the configuration names, or `env`."""
+        """Make the configured vector environment, or one of `env`.
+
+        Args:
+            num_envs: Number of environments. A built environment stays as it is.
+            env: An id, a class, a function or a built environment, instead of the configured one.
+            env_config: Keywords of the environment, in addition to the configured ones.
+        """
         section = self.environment
         runners = self.env_runners
         chosen: Any = section.env if env is None else env
-        finished = not isinstance(chosen, str) and not callable(chosen)
-        mode = "auto" if finished else runners.vectorize_mode
+        is_made = not isinstance(chosen, str) and not callable(chosen)
+        mode = "auto" if is_made else runners.vectorize_mode
         options = {**section.env_config, **env_config}
         if isinstance(chosen, str) and chosen in TENSOR_ENVS:
             options = {"device": self.framework.device, **options}
         return make_vector(
             chosen,
-            num_envs=1 if finished else num_envs,
+            num_envs=1 if is_made else num_envs,
             mode=mode,
-            env_config=None if finished else options or None,
+            env_config=None if is_made else options or None,
             step_timeout=runners.step_timeout,
             restarts=self.fault_tolerance.env_limits if mode == "async" else None,
         )
@@ -722,17 +816,17 @@ class BaseConfig:
         module_id: str = DEFAULT_MODULE_ID,
         connectors: ModuleConnectors | None = None,
     ) -> ReplayBuffer:
-        """Build an empty replay buffer with a sub-buffer for each environment, seeded by the configuration.
+        """Build an empty replay buffer, with a sub-buffer for each environment.
 
-        An offline algorithm, which has no section `replay`, gets one with the defaults.
+        An offline algorithm has no section `replay`, and gets a buffer with the defaults.
 
         Args:
-            num_envs: how many environments write into it.
-            seed: of its random numbers, in place of the configuration's.
-            gamma: of its n-step returns, in place of the configuration's.
-            module_id: whose network learns from it: one with memory gets sequences.
-            connectors: what observations go through before they are stored. Of stacks of frames each frame is stored
-                once, and a stack is put together again where it is read.
+            num_envs: Number of environments that write into the buffer.
+            seed: Seed of its random numbers. Defaults to one derived from the configuration's seed.
+            gamma: Discount of its n-step returns. Defaults to the configuration's.
+            module_id: Module that learns from the buffer. A network with memory gets sequences.
+            connectors: Connectors of the observations. Of stacked frames each frame is stored once, and stacks are put
+                together when they are read.
         """
         section: ReplaySection = self.replay if self.is_off_policy else ReplaySection()
         remembers = self.rl_module.remembers(self.module_specs().get(module_id, RLModuleSpec()))
@@ -746,7 +840,12 @@ class BaseConfig:
         )
 
     def build_replay_buffers(self, agents: Mapping[str, Sequence[Any]], num_envs: int) -> MultiAgentReplayBuffer:
-        """Build an empty replay buffer for each module, with a sub-buffer for each agent in each environment."""
+        """Build an empty replay buffer for each module, with a sub-buffer for each of its agents in each environment.
+
+        Args:
+            agents: Agents of each module.
+            num_envs: Number of environments.
+        """
         seeds = RandomStreams(self.debugging.seed).child("replay")
         overrides = self.rl_module.algorithm_config_overrides_per_module
 
@@ -757,16 +856,24 @@ class BaseConfig:
         return MultiAgentReplayBuffer(agents, num_envs, build)
 
     def build_replay(self, policy: object, collector: CollectorLike) -> ReplayBuffer | MultiAgentReplayBuffer:
-        """Build the empty replay that a collector of this policy writes into.
+        """Build the empty replay buffer that a collector writes into.
 
-        With one agent it has a sub-buffer for each environment, with several agents a buffer for each module.
+        With one agent it has a sub-buffer for each environment. With several agents there is a buffer for each module.
+
+        Args:
+            policy: The policy of the collector.
+            collector: The collector.
         """
         if collector.agents_of_modules:
             return self.build_replay_buffers(collector.agents_of_modules, collector.num_envs)
         return self.build_replay_buffer(collector.num_envs, connectors=sole_part(policy).connectors)
 
     def build_hindsight(self) -> Hindsight:
-        """Build the relabelling with the environment's `compute_reward`; `ValueError` where it has none."""
+        """Build the relabelling of goals, with the environment's `compute_reward`.
+
+        Raises:
+            ValueError: The environment has no `compute_reward`.
+        """
         return ReplayBuilder(self.replay, is_off_policy=self.is_off_policy).build_hindsight(self.environment)
 
     # -- learners ---
@@ -774,9 +881,13 @@ class BaseConfig:
     def build_learner(
         self, env: object = None, spaces: Spaces | None = None, reducer: Reducer | None = None
     ) -> Learner:
-        """Build a learner in this process. `spaces`: (observation, action); else they are asked of the environment.
+        """Build a learner in this process.
 
-        With a `reducer` it is one of several learners that act as one; each is built from the same configuration.
+        Args:
+            env: An environment or a function that makes one, instead of the configured one.
+            spaces: `(observation space, action space)`. Defaults to those of the environment.
+            reducer: Sums over the learners, if this is one of several that act as one. Each is built from the same
+                configuration.
         """
         if spaces is not None and not (isinstance(spaces, tuple | list) and len(spaces) == 2):
             raise TypeError(f"spaces={spaces!r}; give (observation space, action space)")
@@ -785,12 +896,14 @@ class BaseConfig:
             self.rl_module.validate()
             spaces = self.declared_spaces()
         if self.environment.env is None and (env is not None or spaces is not None):
-            named = {"env": env} if spaces is None else dict(zip(("observation_space", "action_space"), spaces))
-            config = self.with_sections(environment=replace(self.environment, **named))
+            # The checks below need an environment or spaces in the configuration.
+            changes = {"env": env} if spaces is None else dict(zip(("observation_space", "action_space"), spaces))
+            config = self.with_sections(environment=replace(self.environment, **changes))
         config.validate()
         return config._build_learner(env, spaces, reducer)
 
     def _build_learner(self, env: object, spaces: Spaces | None, reducer: Reducer | None) -> Learner:
+        """Build a learner from a configuration that is checked and has an environment or spaces."""
         self.set_num_threads()
         streams = RandomStreams(self.debugging.seed)
         connectors, modules = self._build_modules(self.spaces_by_module(env, spaces), streams, env)
@@ -807,26 +920,28 @@ class BaseConfig:
     def _build_modules(
         self, spaces: Mapping[str, Spaces], streams: RandomStreams, env: object
     ) -> tuple[dict[str, ModuleConnectors], dict[str, RLModule]]:
+        """Return the connectors and the network of each module, by id."""
         specs = self.module_specs()
-        single = list(specs) == [DEFAULT_MODULE_ID]
-        connectors, modules = {}, {}
+        is_single = list(specs) == [DEFAULT_MODULE_ID]
+        connectors = {}
+        modules = {}
         if self.multi_agent.centralized_critic:
             specs = self._with_critic_spaces(specs, env)
         for module_id, (observation_space, action_space) in spaces.items():
-            built, seen = self.build_connectors(observation_space, action_space)
-            module_streams = streams if single else streams.child(module_id)
-            connectors[module_id] = built
-            modules[module_id] = self.build_module(specs[module_id], *seen, module_streams)
+            connectors[module_id], module_spaces = self.build_connectors(observation_space, action_space)
+            # Several modules have different initial weights, and none depends on the number of the others.
+            module_streams = streams if is_single else streams.child(module_id)
+            modules[module_id] = self.build_module(specs[module_id], *module_spaces, module_streams)
         return connectors, modules
 
     def _with_critic_spaces(
         self, specs: Mapping[str, RLModuleSpec | RLModule], env: object
     ) -> dict[str, RLModuleSpec | RLModule]:
-        """Return specs that say what a centralised critic sees; the environment is asked where they do not."""
+        """Return the specs with the space of a centralised critic: their own, or else that of the environment."""
         lacking = {mid: spec for mid, spec in specs.items() if not spec.is_built and not spec.critic_space}
         if not lacking:
             return dict(specs)
-        with self._played(env) as adapter:
+        with self._agent_adapter(env) as adapter:
             if adapter is None:
                 raise ValueError(
                     "multi_agent.centralized_critic needs an environment that says what the critic sees; give one, or "
@@ -841,9 +956,15 @@ class BaseConfig:
         spaces: Spaces | None = None,
         rl_module_spec: RLModuleSpec | RLModule | MultiRLModuleSpec | MultiRLModule | None = None,
     ) -> LearnerGroup:
-        """Build the group of learners, in this process or others, each from this configuration.
+        """Build the group of learners, in this process or in others, each from this configuration.
 
-        `rl_module_spec` takes the place of the configured one. `ImportError` where others need ray and it is not there.
+        Args:
+            env: An environment or a function that makes one, instead of the configured one.
+            spaces: `(observation space, action space)`. Defaults to those of the environment.
+            rl_module_spec: Spec or network, instead of the configured one.
+
+        Raises:
+            ImportError: Learners in other processes need Ray, which is not installed.
         """
         if rl_module_spec is not None:
             return self.copy().rl_module(rl_module_spec=rl_module_spec).build_learner_group(env, spaces)
@@ -852,8 +973,9 @@ class BaseConfig:
             return LearnerGroup(self.build_learner(env, spaces), section)
         self.validate()
         if self._connectors_are_between:
+            # So that an error of the user's connectors is raised here, and not in another process.
             for pair in self.spaces_by_module(env, spaces).values():
-                self.build_connectors(*pair)  # here, not in another process
+                self.build_connectors(*pair)
         learners = start_learners(
             partial(self.copy().build_learner, env, spaces),
             section,
@@ -867,7 +989,7 @@ class BaseConfig:
 
     @property
     def cpus_of_run(self) -> float:
-        """CPUs that learners, env runners and this process ask of a cluster together."""
+        """Number of processors that learners, env runners and this process together ask of a cluster."""
         learners = self.learners.num_learners * self.learners.num_cpus_per_learner
         num_env_runners = self.env_runners.num_env_runners + self.evaluation.num_processes
         runners = num_env_runners * self.env_runners.num_cpus_per_env_runner
@@ -880,7 +1002,7 @@ class BaseConfig:
         action_space: gym.Space[Any],
         streams: RandomStreams,
     ) -> RLModule:
-        """Build a network; its initial weights depend on the seed of its streams only."""
+        """Build a network, see `ModuleBuilder.build`. Its initial weights depend only on the seed of `streams`."""
         builder = ModuleBuilder(
             self.rl_module,
             algorithm=self.algorithm,
@@ -892,12 +1014,16 @@ class BaseConfig:
     def build_connectors(
         self, observation_space: gym.Space[Any], action_space: gym.Space[Any]
     ) -> tuple[ModuleConnectors, Spaces]:
-        """Build the transforms around a network; returns them and the spaces that the network sees and acts in.
+        """Return the transforms around a network, and the network's observation and action space.
+
+        Args:
+            observation_space: Observation space of the environment.
+            action_space: Action space of the environment.
 
         Raises:
-            TypeError: an option that is to give connectors gives something else.
-            ValueError: connectors that do not go together, spaces that they cannot take, or in which the algorithm
-                cannot act.
+            TypeError: An option that should give connectors gives something else.
+            ValueError: Connectors do not fit together, cannot take the spaces, or the algorithm cannot act in the
+                action space.
         """
         check_entries(observation_space, "the observation space")
         check_entries(action_space, "the action space")
@@ -910,78 +1036,108 @@ class BaseConfig:
             num_learners=self.learners.num_learners,
             is_offline=self.is_offline,
         )
-        connectors, seen = builder.build(observation_space, action_space)
-        self.check_actions(seen[1])
-        return connectors, seen
+        connectors, module_spaces = builder.build(observation_space, action_space)
+        self.check_actions(module_spaces[1])
+        return connectors, module_spaces
 
     def build_acting_parts(
         self, spaces: Spaces, module_id: str = DEFAULT_MODULE_ID
     ) -> tuple[RLModule, ModuleConnectors]:
-        """Build a network and its transforms to act with, shaped as a learner's are, whose weights they take."""
-        connectors, seen = self.build_connectors(*spaces)
+        """Build a network and its transforms for acting, in the shape of a learner's, whose weights they take."""
+        connectors, module_spaces = self.build_connectors(*spaces)
+        # A copy, because a built network is the learner's.
         spec = copy.deepcopy(self.module_specs()[module_id])
-        module = self.build_module(spec, *seen, RandomStreams(self.debugging.seed))
+        module = self.build_module(spec, *module_spaces, RandomStreams(self.debugging.seed))
         module.acting_connectors = connectors.acting_names
         return module.to(getattr(torch, self.framework.dtype)), connectors
 
     def set_num_threads(self) -> None:
         """Set the number of torch's threads in this process: `framework.num_threads`, or one."""
-        chosen = self.framework.num_threads or 1
-        if torch.get_num_threads() != chosen:
-            torch.set_num_threads(chosen)
+        num_threads = self.framework.num_threads or 1
+        if torch.get_num_threads() != num_threads:
+            torch.set_num_threads(num_threads)
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
+        # Sections are pickled without their configuration.
         self.__dict__.update(state)
         self.join_sections(self.sections)
 
     def join_sections(self, sections: Mapping[str, Section]) -> None:
-        """Take these as the sections of this configuration."""
+        """Make these the sections of this configuration."""
+        # Past `__setattr__`, which sets options. As attributes, the sections are found without `__getattr__`.
         object.__setattr__(self, "sections", {name: section.join(self) for name, section in sections.items()})
         self.__dict__.update(self.sections)
 
     def _check_not_frozen(self) -> None:
+        """Raise `ValueError` if the configuration is frozen."""
         if self.__dict__.get("_frozen"):
             raise ValueError(FROZEN)
 
-    def _meant(self, option: str, section: str) -> str:
-        """Suggest options of the section, else of others, that are called so or that other libraries call so."""
-        names = [option, *ELSEWHERE.get(option, "").split()]
+    def _advice(self, option: str, section: str) -> str:
+        """Return the suggestions for an unknown option of a section.
+
+        Options of the section that other libraries call so come first, then options of other sections with the name or
+        such a meaning, then options of the section with a similar name.
+        """
+        names = [option, *EQUIVALENT_NAMES.get(option, "").split()]
         known = {name: list(each.options()) for name, each in self.sections.items()}
-        here = [name for name in names if name in known[section]]
-        there = [f"{other}.{name}" for other in known for name in names if name in known[other]]
-        return suggestion(option, sorted(known[section]), elsewhere=here or there, most=3)
+        in_section = [name for name in names if name in known[section]]
+        in_others = [f"{other}.{name}" for other, name in itertools.product(known, names) if name in known[other]]
+        return suggestion(option, sorted(known[section]), elsewhere=in_section or in_others, most=3)
 
     def _all_names(self) -> list[str]:
+        """Return the names of all options, sections and methods."""
         methods = [name for name in dir(type(self)) if not name.startswith("_")]
         return [*self._all_options(), *self.__dict__.get("sections", {}), *methods]
 
     def _all_options(self) -> list[str]:
-        return [option for section in self.__dict__.get("sections", {}).values() for option in section.options()]
+        """Return the names of the options of all sections."""
+        names: list[str] = []
+        for section in self.__dict__.get("sections", {}).values():
+            names.extend(section.options())
+        return names
 
     @staticmethod
     def _suggest(name: str, known: list[str]) -> str:
-        elsewhere = [other for other in ELSEWHERE.get(name, "").split() if other in known]
+        """Return the end of a message about an unknown name, with the closest of the known ones."""
+        elsewhere = [other for other in EQUIVALENT_NAMES.get(name, "").split() if other in known]
         return f"; {suggestion(name, sorted(known), elsewhere=elsewhere, most=3)}"
 
 
-def by_kind(spaces: Mapping[str, Spaces]) -> Spaces:
-    """Return observation spaces and action spaces by module id, of both for each module."""
-    return {mid: pair[0] for mid, pair in spaces.items()}, {mid: pair[1] for mid, pair in spaces.items()}
+def split_spaces(spaces: Mapping[str, Spaces]) -> Spaces:
+    """Return the observation spaces and the action spaces by module id, from pairs of both by module id."""
+    observation_spaces = {module_id: pair[0] for module_id, pair in spaces.items()}
+    action_spaces = {module_id: pair[1] for module_id, pair in spaces.items()}
+    return observation_spaces, action_spaces
+
+
+def _space_of_module(kind: str, space: object, module_id: str) -> Any:
+    """Return the space of a module, from one space for all modules or a dict by module id.
+
+    Raises:
+        KeyError: The dict has no space for the module.
+    """
+    if type(space) is not dict:  # not `isinstance`, because a Dict space is a mapping as well
+        return space
+    if module_id not in space:
+        raise KeyError(f"no {kind} space for module {module_id!r}; there are some for {sorted(space)}")
+    return space[module_id]
 
 
 def _may_have_agents(env: object) -> bool:
-    """Return whether `env` may be, or make, an environment of several agents; asked before one is made."""
+    """Return whether `env` may be or make an environment of several agents, without making it."""
     if env is None or (isinstance(env, str) and ":" not in env and not is_module_name(env)):
         return False
     return callable(env) or isinstance(env, str) or is_agent_env(env)
 
 
 def _algorithms() -> dict[str, type[BaseConfig]]:
-    """Return the configurations that are imported, by the name of their algorithm."""
+    """Return the imported configuration classes by the name of their algorithm."""
     return {each.__dict__["algorithm"]: each for each in _subclasses(BaseConfig) if "algorithm" in vars(each)}
 
 
 def _subclasses(base: type[BaseConfig]) -> Iterator[type[BaseConfig]]:
+    """Yield all direct and indirect subclasses."""
     for each in base.__subclasses__():
         yield each
         yield from _subclasses(each)
