@@ -36,7 +36,7 @@ from lockstep.data.columns import Columns
 from lockstep.data.trees import Tree, map_tree
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
-from lockstep.modules import DefaultSACModule, Remembered
+from lockstep.modules import DefaultSACModule, MemoryFeatures
 from lockstep.options.schedules import ScheduleLike
 from lockstep.options.section import ConfigT, option
 
@@ -183,7 +183,7 @@ class CQLLearner(SoftActorCriticLearner[CQLTraining]):
 
 def _repeat_rows(obs: Tree, times: int) -> Any:
     """Return observations `[N, ...]`, or outputs of a memory in their place, as `[N * times, ...]`."""
-    if isinstance(obs, Remembered):
+    if isinstance(obs, MemoryFeatures):
         return obs.map(lambda leaf: leaf.repeat_interleave(times, 0))
     return map_tree(lambda leaf: leaf.repeat_interleave(times, 0), obs)
 

@@ -24,7 +24,7 @@ from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import Tree, is_numeric, leaves, map_tree, rows_of, to_numpy_leaf, zip_trees
 from lockstep.learner.many.reduction import Reducer
 from lockstep.learner.minibatches import TensorColumns
-from lockstep.modules import Remembered, RLModule
+from lockstep.modules import MemoryFeatures, RLModule
 
 DEFAULT_MAX_SEQ_LEN = 20
 """Length of sequences if the model configuration does not say it."""
@@ -224,7 +224,7 @@ class Remembering(Protocol):
     is_masked: bool
 
     def memories(self) -> Mapping[str, Any]:
-        """Return the `MemoryEncoder` for each field of `Remembered`."""
+        """Return the `MemoryEncoder` for each field of `MemoryFeatures`."""
         ...
 
 
@@ -306,17 +306,17 @@ def remembered_rows(columns: TensorColumns, network: Remembering, target: Rememb
         with torch.no_grad():
             memories.append((TARGET_OBS, TARGET_NEXT_OBS, _memories(columns, obs, target)))
     for obs_name, next_obs_name, parts in memories:
-        rows[obs_name] = Remembered(**map_tree(lambda leaf: leaf[:, :size].flatten(0, 1), parts))
+        rows[obs_name] = MemoryFeatures(**map_tree(lambda leaf: leaf[:, :size].flatten(0, 1), parts))
         if Columns.NEXT_OBS in columns:
             next_parts = map_tree(
                 lambda leaf: leaf.detach()[sequences.unsqueeze(1), bootstrap_rows].flatten(0, 1), parts
             )
-            rows[next_obs_name] = Remembered(**next_parts)
+            rows[next_obs_name] = MemoryFeatures(**next_parts)
     return rows
 
 
 def _memories(columns: TensorColumns, obs: Tree, network: Remembering) -> dict[str, Tensor]:
-    """Return the memories of a network at each observation, `{field of Remembered: [S, L + 1, ...]}`."""
+    """Return the memories of a network at each observation, `{field of MemoryFeatures: [S, L + 1, ...]}`."""
     memories: dict[str, Tensor] = {}
     burn_in = columns.get(BURN_IN_OBS)
     if network.is_masked:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.learner.optimizers import FlatParameters, OptimizerSet
-from lockstep.modules import ParameterPlaces
+from lockstep.modules import ParameterAddresses
 
 
 class TargetNetwork:
@@ -64,7 +64,7 @@ class TargetNetwork:
         self._buffers = dict(self.module.named_buffers())
         self._followed_buffers = dict(source.named_buffers())
         self._flats = None
-        self._places = ParameterPlaces(self.module, self._names)
+        self._places = ParameterAddresses(self.module, self._names)
 
     def is_bound(self) -> bool:
         """Return whether the parameters of the copy still lie in `flat`."""

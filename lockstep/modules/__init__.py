@@ -1,4 +1,6 @@
-"""Networks: `RLModule` and its specs, the default modules for every space, encoders, acting."""
+"""Networks: `RLModule` and its specs, default networks for every space, encoders, exploration and actors."""
+
+from typing import Any
 
 from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.actors import (
@@ -6,7 +8,7 @@ from lockstep.modules.actors import (
     Actor,
     NumpyActor,
     NumpyRecurrentActor,
-    ParameterPlaces,
+    ParameterAddresses,
     RecurrentActor,
     TorchActor,
     make_actor,
@@ -31,7 +33,7 @@ from lockstep.modules.defaults.actor_critic import (
     default_module_class,
 )
 from lockstep.modules.defaults.normalized_critics import BatchRenorm, DefaultCrossQModule, NormalizedCritics
-from lockstep.modules.defaults.transition_module import DefaultPolicyModule, Remembered, TransitionModule
+from lockstep.modules.defaults.transition_module import DefaultPolicyModule, MemoryFeatures, TransitionModule
 from lockstep.modules.encoders import (
     Encoder,
     Features,
@@ -61,6 +63,7 @@ from lockstep.modules.multi_rl_module import (
     check_module_id,
 )
 from lockstep.modules.rl_module import RLModule, RLModuleSpec, WrappedModule, wrap_module
+from lockstep.state.moved import moved_name
 
 __all__ = [
     "ALL_MODULES",
@@ -95,6 +98,7 @@ __all__ = [
     "ImplicitQuantileModule",
     "JoinedFeatures",
     "MemoryEncoder",
+    "MemoryFeatures",
     "ModelConfig",
     "MultiRLModule",
     "MultiRLModuleSpec",
@@ -105,13 +109,12 @@ __all__ = [
     "NumpyRecurrentActor",
     "OneHotFeatures",
     "OrnsteinUhlenbeckNoise",
-    "ParameterPlaces",
+    "ParameterAddresses",
     "RLModule",
     "RLModuleSpec",
     "Recurrence",
     "RecurrentActor",
     "RecurrentActorCriticModule",
-    "Remembered",
     "StateDependentHead",
     "StateDependentNoise",
     "TorchActor",
@@ -123,3 +126,13 @@ __all__ = [
     "make_actor",
     "wrap_module",
 ]
+
+_MOVED = {
+    "ParameterPlaces": "lockstep.modules:ParameterAddresses",
+    "Remembered": "lockstep.modules:MemoryFeatures",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Return objects by the names that they had before."""
+    return moved_name(__name__, name, _MOVED)

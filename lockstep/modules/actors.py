@@ -84,7 +84,7 @@ class ActingWeights:
         return int(self.flat.nbytes)
 
 
-class ParameterPlaces:
+class ParameterAddresses:
     """Notices when parameters that were read as arrays or views were replaced.
 
     Asking costs about a microsecond: no attribute of a module is looked up.
@@ -295,7 +295,7 @@ class PlainPolicy:
         self.space: spaces.Box = module.observation_space
         parts = ("encoder.", "policy_head.", "log_std", *(("value_encoder.",) if module.is_stateful() else ()))
         names = [name for name, _ in module.named_parameters() if name.startswith(parts)]
-        self.places = ParameterPlaces(module, names)
+        self.places = ParameterAddresses(module, names)
         self._dist = module.action_dist_cls.dist_class
         self._num_actions = module.action_dist_cls.noise_size
         self._mean_of = module.mean_of_array if isinstance(module, DistributionalQModule) else None

@@ -23,6 +23,8 @@ NAMES = Path(__file__).with_name("public_names.json")
 DECLARED, PAGES, BENCHMARKS = "declared", "pages", "benchmarks"
 
 RENAMED: dict[str, str] = {
+    "lockstep.modules.ParameterPlaces": "lockstep.modules.ParameterAddresses",
+    "lockstep.modules.Remembered": "lockstep.modules.MemoryFeatures",
     "lockstep.replay.Placed": "lockstep.replay.AddedRows",
     "lockstep.envs.tensor.arrived_at": "lockstep.envs.tensor.final_observations",
     "lockstep.compat": "lockstep_sb3",

@@ -26,7 +26,7 @@ from lockstep.learner.sequences import (
     remembered_rows,
     without_burn_in,
 )
-from lockstep.modules import Remembered
+from lockstep.modules import MemoryFeatures
 
 MOVE = spaces.Box(-1.0, 1.0, (2,), np.float32)
 MASKED = spaces.Dict({"observations": BOX, "action_mask": spaces.MultiBinary(3)})
@@ -209,7 +209,7 @@ def test_outputs_of_sequences_equal_those_of_single_steps(kind, actions):
         name = "q_values" if kind is DQNConfig else "action_dist_inputs"
         torch.testing.assert_close(acted["action_dist_inputs"][:, 0], whole[name][:, t], rtol=0, atol=1e-12)
     features = {name: memory(obs, torch.float64)[0].flatten(0, 1) for name, memory in module.memories().items()}
-    rows = module.forward_train({"obs": Remembered(**features), "actions": taken.flatten(0, 1)})
+    rows = module.forward_train({"obs": MemoryFeatures(**features), "actions": taken.flatten(0, 1)})
     flat = whole["q_values"].flatten(0, 1) if kind is DQNConfig else whole["q_values"].flatten(1, 2)
     torch.testing.assert_close(rows["q_values"], flat, rtol=0, atol=1e-12)
 

@@ -168,7 +168,7 @@ class TransitionLearner(Learner[Training]):
     """Learner of single transitions, or of sequences of them for a network with a memory.
 
     Losses always see rows `[N, ...]`. For a network with a memory `obs` and `new_obs` of these rows are outputs of the
-    memory (`Remembered`), which the rest of the network takes as observations.
+    memory (`MemoryFeatures`), which the rest of the network takes as observations.
     """
 
     def setup_module(self, module_id: str) -> None:

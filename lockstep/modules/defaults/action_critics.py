@@ -49,7 +49,7 @@ class ActionCritics(nn.Module):
         self.is_discrete = isinstance(action_space, spaces.Discrete)
         self.features: Any
         self.has_memory = config.has_memory
-        """Whether observations come as `Remembered`: the memory has run over the sequences already."""
+        """Whether observations come as `MemoryFeatures`: the memory has run over the sequences already."""
         if config.has_memory:
             self.features = MemoryEncoder(space, config)
         elif config.q_share_layers and isinstance(encoder, Encoder):
@@ -71,7 +71,7 @@ class ActionCritics(nn.Module):
         )
 
     def memories(self) -> dict[str, MemoryEncoder]:
-        """Return the memory by the field of `Remembered` that it fills; none without memory."""
+        """Return the memory by the field of `MemoryFeatures` that it fills; none without memory."""
         return {"critic_features": self.features} if self.has_memory else {}
 
     def forward(

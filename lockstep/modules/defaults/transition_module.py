@@ -20,7 +20,7 @@ from lockstep.modules.rl_module import Batch
 
 
 @dataclass(frozen=True)
-class Remembered:
+class MemoryFeatures:
     """What networks with memory know at rows `[N]` or `[B, T]`; they take it in the place of observations."""
 
     features: Tensor | None = None
@@ -36,16 +36,16 @@ class Remembered:
         """Return the mask, as an observation does."""
         return self.mask
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Remembered:
+    def map(self, function: Callable[[Tensor], Tensor]) -> MemoryFeatures:
         """Return `function` of each part that is there."""
-        return Remembered(*(None if part is None else map_tree(function, part) for part in vars(self).values()))
+        return MemoryFeatures(*(None if part is None else map_tree(function, part) for part in vars(self).values()))
 
 
 class TransitionModule(DefaultActorCriticModule):
     """Holds what MARWIL learns, and is the base of the default networks of DQN, SAC, TD3, BC, IQL and their kin.
 
     With `model_config.recurrent` batches are sequences, as those of `RecurrentActorCriticModule`, and outputs are
-    `[B, T, ...]`. Or `batch["obs"]` is `Remembered`: then memories have run already, and outputs are of its rows.
+    `[B, T, ...]`. Or `batch["obs"]` is `MemoryFeatures`: then memories have run already, and outputs are of its rows.
     """
 
     encoder: Encoder | MemoryEncoder  # type: ignore[assignment]
@@ -61,7 +61,7 @@ class TransitionModule(DefaultActorCriticModule):
         return self.memories()["features"].initial_state() if self.has_memory else {}
 
     def memories(self) -> dict[str, MemoryEncoder]:
-        """Return each memory by the field of `Remembered` that it fills; none without memory."""
+        """Return each memory by the field of `MemoryFeatures` that it fills; none without memory."""
         parts = {"features": self.encoder, "value_features": self.value_encoder}
         return {name: part for name, part in parts.items() if isinstance(part, MemoryEncoder)}
 
@@ -87,7 +87,7 @@ class TransitionModule(DefaultActorCriticModule):
 
     def is_unread(self, batch: Batch) -> bool:
         """Return whether the batch has sequences that the memories have not gone through yet."""
-        return self.has_memory and not isinstance(batch["obs"], Remembered)
+        return self.has_memory and not isinstance(batch["obs"], MemoryFeatures)
 
     def with_state(
         self, batch: Batch, forward: Callable[[Batch], dict[str, Tensor]], only: str | None = None
@@ -108,11 +108,11 @@ class TransitionModule(DefaultActorCriticModule):
                 found[name] = memory(obs, dtype)[0]
         if self.is_masked:
             found["mask"] = batch["obs"][ACTION_MASK]
-        return {**forward({**batch, "obs": Remembered(**found)}), "state_out": after}
+        return {**forward({**batch, "obs": MemoryFeatures(**found)}), "state_out": after}
 
     def _inputs(self, batch: Batch) -> tuple[Any, torch.dtype]:
         obs = batch["obs"]
-        is_masked = self.is_masked and not isinstance(obs, Remembered)
+        is_masked = self.is_masked and not isinstance(obs, MemoryFeatures)
         return without_mask(obs) if is_masked else obs, self.policy_head.weight.dtype
 
     def _run(self, batch: Batch, *networks: tuple[Any, nn.Linear]) -> Sequence[Tensor]:
