@@ -23,7 +23,7 @@ import numpy as np
 from lockstep.ops.compiling import compiled
 from lockstep.replay.flags import LOST
 
-# Lines of `bookkeeping` [8, B]; `Ring` says what each of them holds.
+# Lines of `bookkeeping` [8, B]. `Ring.__init__` describes each of them.
 NEWEST = 0
 OLDEST = 1
 COUNT = 2
@@ -82,7 +82,8 @@ def place(ids, rewards, terminateds, truncateds, cuts, flags, bookkeeping, retur
         contiguous = contiguous and row == placed[0, 0] + k
         placed[1, k] = 0
         placed[2, k] = bookkeeping[START, b]
-        # Statistics are those of whole episodes: a cut ends the account of an episode without reporting it.
+
+        # Only whole episodes are reported. A cut drops the sums of its episode without reporting them.
         done = terminateds[k] | truncateds[k]
         flag = terminateds[k] * np.uint8(1) + truncateds[k] * np.uint8(2) | cuts[k]
         flags[row] = flag
@@ -141,6 +142,7 @@ def episode_bounds(rows, flags, newest, oldest, first, last):
             if row >= num_rows:
                 row -= num_rows
         last[k] = row
+
         row = rows[k]
         stop = oldest[row % num_buffers]
         while row != stop:
@@ -273,7 +275,7 @@ def sequences(rows, flags, newest, oldest, length, burn_in, first, before, total
     for k in range(rows.shape[0]):
         row = rows[k]
         stop = oldest[row % num_buffers]
-        position = 0
+        position = 0  # of the row in its episode, counted backwards to the first stored row
         while row != stop:
             previous = row - num_buffers
             if previous < 0:
@@ -282,9 +284,11 @@ def sequences(rows, flags, newest, oldest, length, burn_in, first, before, total
                 break
             row = previous
             position += 1
-        inside = position % length  # rows of the sequence before this one
+        inside = position % length  # number of rows of the sequence before this one
         before[k] = min(burn_in, position - inside)
         first[k] = (row + (position - inside - before[k]) * num_buffers) % num_rows
+
+        # Forwards from the row itself: the last sequence of an episode is shorter.
         row = rows[k]
         stop = newest[row % num_buffers]
         inside += 1
@@ -413,8 +417,12 @@ def same_rows(left, chosen, right, same):
 def newest_endings(ids, same, newest, flags, out):
     """Fill `out` [n] with how the newest row of each sub-buffer of `ids` ends, before a row is added after it.
 
-    0: its episode continues, or there is no row. 1: it ends its episode by its flag. 2: its episode is left here, since
-    the new row does not begin with the observation it led to (`same` is False). Returns how many do not continue.
+    - 0: its episode continues, or the sub-buffer is empty.
+    - 1: its flag ends the episode.
+    - 2: its episode continues, but the new row does not begin with the observation that this row led to (`same` is
+      False), so that the episode has to be cut here.
+
+    Returns the number of rows that end.
     """
     number = 0
     for k in range(ids.shape[0]):

@@ -77,12 +77,12 @@ class ReplayBuffer(RowSource):
             to the row. The first frame of an episode fills its stack; rows whose earlier frames were overwritten are
             not drawn.
         sample_avail: whether only rows with `stack_num` different frames are drawn.
-        ignore_obs_next: whether each observation is stored once. The next observation is then that of the next row, or
-            stored separately where an episode ends: it is always the true one.
+        ignore_obs_next: whether each observation is stored once. The next observation is then the observation of the
+            next row, or stored separately at the end of an episode. In both cases it is the true one.
         save_only_last_obs: whether observations that are added are stacks [n, frames, ...], of which only the last
             frame is stored.
         n_step: number of steps whose rewards are summed, discounted with `gamma`. `new_obs`, `terminateds` and
-            `truncateds` are those of the last of these steps, and the column `discounts` is `gamma` to the number of
+            `truncateds` come from the last of these steps, and the column `discounts` is `gamma` to the number of
             steps: `target = rewards + discounts * ~terminateds * V(new_obs)`. No sum reaches over the end of an
             episode, a boundary (`cut`), or the newest row.
         gamma: discount of a step.
@@ -100,8 +100,8 @@ class ReplayBuffer(RowSource):
         priorities: options `{"alpha": .., "beta": .., "epsilon": ..}` of prioritised drawing, see `Priorities`. None:
             rows are drawn uniformly.
         hindsight: goals are relabelled when rows are drawn, see `Hindsight`.
-        action_form: difference between the stored actions and those of the environment, `policy.action_form`. A
-            collector sets it. None: there is no difference. Batches, files and datasets have the environment's actions,
+        action_form: conversion between stored actions and the environment's actions, `policy.action_form`. A collector
+            sets it. None: both are the same. Batches, files and datasets have the environment's actions,
             so that actions are translated on their way in and out.
 
     Raises:
@@ -264,8 +264,8 @@ class ReplayBuffer(RowSource):
 
         Args:
             buffer_ids: sub-buffers, int [n] without repetitions. None: all.
-            goes_on: whether the episodes continue with rows in between left out: the rows that come next lack their
-                earlier frames then.
+            goes_on: whether the episodes continue after a gap. Then the next rows do not begin an episode: the frames
+                before them are lost, so that their stacks are not drawn.
         """
         self.ring.cut(self._all_ids if buffer_ids is None else self.ring.checked_ids(buffer_ids), goes_on)
 
@@ -312,9 +312,10 @@ class ReplayBuffer(RowSource):
         return index
 
     def update(self, other: ReplayBuffer, *, replace_all: bool = False) -> np.ndarray:
-        """Copy all transitions of another buffer with the same columns, of its sub-buffer `b` to `b % buffer_num`.
+        """Copy all transitions of another buffer with the same columns.
 
-        Boundaries of episodes are copied, and written before and after the new rows.
+        Those in its sub-buffer `b` go to sub-buffer `b % buffer_num`. Boundaries of episodes are copied, and there is
+        one before and after the new rows.
 
         Args:
             other: buffer to copy from.
@@ -362,7 +363,8 @@ class ReplayBuffer(RowSource):
         if not self.hasnull():
             return 0
 
-        # The rows that stay are copied from a copy of the buffer, sub-buffer after sub-buffer.
+        # A copy of the buffer is the source: its sound rows are added again, sub-buffer after sub-buffer. That does not
+        # count as adding rows, so that schedules of beta stay where they are.
         whole = copy.copy(self)
         num_added = self.num_added
         self.reset()
@@ -389,8 +391,8 @@ class ReplayBuffer(RowSource):
         """Write rows to the ring, the columns and the priorities.
 
         Args:
-            ids: sub-buffer of each row, [n]: different ones; or one repeated, for rows in time order; or, unless next
-                observations are shared, those of several vector steps.
+            ids: sub-buffer of each row, [n]. Either all differ, or all are the same and the rows are in time order, or
+                the rows are several vector steps, which is allowed only if next observations are not shared.
             arrays: columns of the rows in the order of `RowLayout`.
             cuts: further flags of each row, see `Ring.place`.
         """
@@ -398,27 +400,27 @@ class ReplayBuffer(RowSource):
         terminateds, truncateds = arrays[-2], arrays[-1]
         ends = None
 
-        # Boundaries must be found before the ring places rows: it gives each row its flags once, and the observation
-        # after the newest row is lost when the new rows' ones replace it.
+        # Boundaries must be found before the ring places the rows. The ring sets the flags of a row only once, and the
+        # next observation of the newest row is replaced by those of the new rows.
         if next_obs is not None:
             obs = arrays[: layout.num_obs]
             new_obs = arrays[layout.num_stored : -2]
             is_time_order = len(ids) > 1 and ids[0] == ids[1]
             if is_time_order:
                 ends = terminateds | truncateds | (cuts != 0)
-                cuts = cuts | next_obs.breaks(obs, new_obs, ends) * np.uint8(CUT)
+                cuts = cuts | next_obs.find_breaks(obs, new_obs, ends) * np.uint8(CUT)
                 ends |= cuts != 0
-                next_obs.before(ids[:1], [leaf[:1] for leaf in obs])
+                next_obs.before_write(ids[:1], [leaf[:1] for leaf in obs])
             else:
-                next_obs.before(ids, obs)
+                next_obs.before_write(ids, obs)
 
         added = ring.place(ids, arrays[layout.reward_at], terminateds, truncateds, cuts)
         rows = added.indices
         destination = added.destination
-        for leaf, array in zip(self.store.leaves, arrays):  # ends with the stored columns, which come first
+        for leaf, array in zip(self.store.leaves, arrays):  # the stored columns come first in `arrays`
             leaf.array[destination] = array
         if next_obs is not None:
-            next_obs.after(ids, rows, new_obs, ends)
+            next_obs.after_write(ids, rows, new_obs, ends)
         if self.priorities is not None:
             self.priorities.add(rows)
         self.num_added += len(ids)
@@ -445,7 +447,7 @@ class ReplayBuffer(RowSource):
     def _copy_rows(self, source: ReplayBuffer, rows: np.ndarray, buffer_id: int) -> np.ndarray:
         """Append rows of another buffer to a sub-buffer, with their boundaries, and return their new indices.
 
-        The episode under way here is left before, and that of the last row after.
+        The episode under way in this sub-buffer is left before the first row, and the copied one after the last row.
 
         Args:
             source: buffer to copy from.
@@ -479,7 +481,8 @@ class ReplayBuffer(RowSource):
             piece = source.reader.plain(rows[start : start + CHUNK])
             index.append(self._append(piece, buffer_id, cuts[start : start + CHUNK]))
 
-        # In an empty sub-buffer there is no row before the first. More rows than fit have overwritten it.
+        # In an empty sub-buffer no row before the first one can carry the flag. If more rows were copied than fit, the
+        # first one is overwritten by now.
         if is_orphan[0] and was_empty and len(rows) <= ring.size:
             ring.mid_episode[buffer_id] = True
         return np.concatenate(index)
@@ -491,7 +494,7 @@ class ReplayBuffer(RowSource):
             source: buffer that the rows were copied from.
             b: sub-buffer, of both buffers.
             sound: rows of `source` that were copied; the last one is its newest.
-            index: rows that these have here.
+            index: rows of this buffer that they were copied to.
         """
         ring = self.ring
         source_ring = source.ring
@@ -605,8 +608,8 @@ class ReplayBuffer(RowSource):
         if self.options.stack_num == 1:
             return rows
 
-        # Rows whose stack is incomplete are drawn again. They are few in a filled buffer. Where after 8 tries some are
-        # left, nearly all rows are such ones, and the allowed rows are listed.
+        # Rows whose stack is incomplete are drawn again. A filled buffer has few of them. If some are left after 8
+        # tries, most rows are incomplete, and it is worth listing the complete ones.
         for _ in range(8):
             bad = np.flatnonzero(~self._stackable(rows))
             if not len(bad):
@@ -758,7 +761,7 @@ class ReplayBuffer(RowSource):
 
     def _view(self, options: ReadingOptions) -> ReplayBuffer:
         """Return a buffer over the same rows that reads them with other options."""
-        # Neither a new buffer nor `copy.copy` would do: both have rows of their own.
+        # The view must share the rows. A new buffer would have other ones, and so would `copy.copy` (see `__reduce__`).
         view = object.__new__(type(self))
         vars(view).update(vars(self))
         view.options = options
@@ -769,8 +772,8 @@ class ReplayBuffer(RowSource):
     def to_batch(self) -> SampleBatch:
         """Return a copy of all transitions, sub-buffer after sub-buffer, oldest first.
 
-        Actions are those of the environment. `eps_id` is a number for each piece of an episode, and `t` the number of
-        steps since the piece's beginning.
+        Actions have the environment's form. `eps_id` is a number for each piece of an episode, and `t` the number of
+        steps since the beginning of the piece.
         """
         rows = self.ring.in_order()
         columns = self.reader.plain(rows)
@@ -792,8 +795,9 @@ class ReplayBuffer(RowSource):
     def checkpoint_state(self) -> dict[str, Any]:
         """Return the state for `write_checkpoint`, with the columns as views in pieces, valid until the buffer changes.
 
-        It must be saved as a folder of its own. Pieces that the checkpoint before holds already are neither copied nor
-        written again, so that saving a large buffer often takes little time. `set_state` accepts this form as well.
+        It must be saved in a separate folder of the checkpoint. Pieces that the previous checkpoint holds already are
+        neither copied nor written again, so that saving a large buffer often takes little time. `set_state` accepts
+        this form as well.
         """
         state = self._state_beside_columns()
         if not self.store.leaves:
@@ -865,20 +869,27 @@ class ReplayBuffer(RowSource):
 
     def section_options(self) -> dict[str, Any]:
         """Return the buffer's options by their names in the section `replay` of a configuration."""
-        options, priorities, hindsight = self.options, self.priorities, self.hindsight
-        return {
+        options = self.options
+        section = {
             "n_step": options.n_step,
-            "prioritized": priorities is not None,
-            "alpha": None if priorities is None else priorities.alpha,
-            "beta": None if priorities is None else priorities.beta.specification,
-            "her": hindsight is not None,
-            "her_future_k": None if hindsight is None else hindsight.future_k,
-            "her_strategy": None if hindsight is None else hindsight.strategy,
+            "prioritized": self.priorities is not None,
+            "alpha": None,
+            "beta": None,
+            "her": self.hindsight is not None,
+            "her_future_k": None,
+            "her_strategy": None,
             "ignore_obs_next": options.ignore_obs_next,
             "storage": self.store.storage,
             "sequence_length": options.sequence_length,
             "burn_in": options.burn_in,
         }
+        if self.priorities is not None:
+            section["alpha"] = self.priorities.alpha
+            section["beta"] = self.priorities.beta.specification
+        if self.hindsight is not None:
+            section["her_future_k"] = self.hindsight.future_k
+            section["her_strategy"] = self.hindsight.strategy
+        return section
 
     def priority_options(self) -> dict[str, Any] | None:
         """Return the constructor's argument `priorities`, None if rows are drawn uniformly."""
@@ -887,8 +898,8 @@ class ReplayBuffer(RowSource):
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to rebuild this buffer from its options and its state.
 
-        Attributes cannot be copied one by one: ring, store and reader hold views on each other's memory, and each copy
-        would get memory of its own.
+        Attributes cannot be copied one by one. Ring, store and reader hold views on each other's memory, and their
+        copies would no longer share it.
         """
         options = {
             **self.options.keywords(),
@@ -911,7 +922,7 @@ class ReplayBuffer(RowSource):
     def _rebuilt(cls, size: int, options: Mapping[str, Any], state: Mapping[str, Any]) -> ReplayBuffer:
         """Return a buffer of this class with the given options and state.
 
-        It calls the constructor of `ReplayBuffer`: that of a subclass may have other arguments.
+        It calls the constructor of `ReplayBuffer`, since the constructor of a subclass may have other arguments.
         """
         buffer = cls.__new__(cls)
         ReplayBuffer.__init__(buffer, size, **options)
@@ -988,7 +999,7 @@ class ReplayBuffer(RowSource):
 
         Args:
             batch: transitions in time order, see `extend`.
-            size: number of transitions that fit. None: just those of the batch.
+            size: number of transitions that fit. None: the number in the batch.
             options: further options of `ReplayBuffer`.
         """
         if cls is not ReplayBuffer:
@@ -1001,7 +1012,7 @@ class ReplayBuffer(RowSource):
             num_buffers = options.get("buffer_num", 1)
             lengths, _ = episodes_in(unpadded(batch))
             assigned = assign_sub_buffers(lengths, np.zeros(num_buffers, np.int64))
-            # All sub-buffers are of one size: that of the one with the most rows.
+            # All sub-buffers have the same size, which the fullest one determines.
             size = num_buffers * int(np.bincount(assigned, lengths, 1).max() or 1)
         buffer = ReplayBuffer(size, **options)
         buffer.extend(batch)

@@ -86,8 +86,8 @@ class ReplaySection(Section[ConfigT]):
         """Check that a replay buffer has the options of this section, and that its algorithm can learn from it.
 
         Trainers that are built from a configuration make their buffers from this section. A buffer that the user made
-        has options of its own; where they differ, the section would be ignored silently. Only options that the section
-        sets to something other than their defaults are compared.
+        may have other options, and the section would be ignored silently. Only options that the section sets to
+        something other than their defaults are compared.
 
         Args:
             buffer: replay buffer of the trainer.

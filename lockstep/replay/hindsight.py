@@ -78,7 +78,7 @@ class Hindsight:
         if self.strategy == "final":
             return relabelled, last
 
-        # The row's own step counts as a future one: its achieved goal is that of its next observation.
+        # The step of the row itself is the first of these: what it achieves is in its next observation.
         num_steps = (last - chosen) % ring.num_rows // ring.num_buffers + 1
         ahead = (chances[1, relabelled] * num_steps).astype(np.int64)
         return relabelled, (chosen + ahead * ring.num_buffers) % ring.num_rows

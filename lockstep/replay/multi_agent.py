@@ -61,7 +61,7 @@ class MultiAgentReplayBuffer(RowSource):
         return sum(buffer.num_added for buffer in self.buffers.values())
 
     def fit(self, agents: Mapping[str, Sequence[AgentID]], ignored: Collection[str] = ()) -> None:
-        """Change the buffers to those of other modules and agents, and drop those of all other modules.
+        """Adapt the buffers to other modules and agents, and drop the buffers of modules that are not named.
 
         A buffer that has transitions stays as it is, with the agents that it was made for: its sub-buffers cannot be
         assigned to others.

@@ -65,7 +65,7 @@ class Priorities(BasePriorities):
     get the largest error seen so far, so that each is likely to be drawn once before its error is known.
 
     `beta` is a number or a schedule over the number of rows added (for an `OfflineTrainer` over gradient steps). Other
-    options and errors are those of `BasePriorities`.
+    options and errors: see `BasePriorities`.
     """
 
     def __init__(self, num_rows: int, alpha: float = 0.6, beta: ScheduleLike = 0.4, epsilon: float = 1e-6) -> None:
@@ -109,7 +109,7 @@ class Priorities(BasePriorities):
         The schedule of beta is evaluated at `num_added`, or at the step of `beta_at` within its context.
         """
         step = num_added if self._beta_at is None else self._beta_at
-        # In w_i / max_k w_k both N and the sum of all q cancel: what is left is (q_i / min_k q_k)^-beta.
+        # In w_i / max_k w_k both N and the sum of all q cancel: (q_i / min_k q_k)^-beta remains.
         return self.tree.relative_powers(rows, self.beta(step))
 
     def update(self, rows: np.ndarray, errors: np.ndarray) -> None:

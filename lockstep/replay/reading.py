@@ -131,11 +131,13 @@ class Reader:
         """Return the sequences that hold the drawn rows `[S]`.
 
         Returns:
-            The columns of all rows, one sequence after another, and these rows, int64 `[N]`. Beside those of a
-            transition there are `seq_lens` `[S]`; `state_in` `[S, ...]` if recurrent states are stored; and `loss_mask`
-            `[N]`, False for burn-in. With n-step sums, `rewards`, `discounts` and the flags are those of up to n steps
-            within the sequence, and `num_steps` `[N]` is their number. `new_obs` always is the observation after one
-            step: a recurrent network reads every observation in turn, and gathers the one of n steps ahead itself.
+            The columns of all rows, one sequence after another, and these rows, int64 `[N]`.
+
+            The columns are those of a transition and `seq_lens` `[S]`; `state_in` `[S, ...]` if recurrent states are
+            stored; and `loss_mask` `[N]`, False for burn-in. With n-step sums, `rewards`, `discounts` and the flags
+            belong to up to n steps within the sequence, whose number is `num_steps` `[N]`. But `new_obs` is always the
+            observation after one step: a recurrent network reads all observations in turn, and the learner then takes
+            its output n steps ahead.
         """
         options = self.options
         rows, lengths, num_burned = self.ring.sequences(drawn, options.sequence_length or 1, options.burn_in)
@@ -153,7 +155,7 @@ class Reader:
         return columns, rows
 
     def _sum_within_sequences(self, columns: dict[str, Tree], rows: np.ndarray, lengths: np.ndarray) -> None:
-        """Replace rewards and flags of sequences by those of up to n steps, and add `discounts` and `num_steps`."""
+        """Sum the rewards of up to n steps in place, with the flags after them; add `discounts` and `num_steps`."""
         options = self.options
         rewards = self.rewards.take(rows, 0)
         totals = np.empty((len(rows), self.rewards.shape[1]))

@@ -64,8 +64,8 @@ class Ring:
     """Index arithmetic of a ring buffer: `size` positions for each of `num_buffers` sub-buffers.
 
     Position `p` of sub-buffer `b` is row `p * num_buffers + b`. A vector step that goes to all sub-buffers is therefore
-    contiguous in memory. The row that follows `row` in time is `(row + num_buffers) % num_rows`. The ring knows nothing
-    of what is stored in the rows.
+    contiguous in memory. The row that follows `row` in time is `(row + num_buffers) % num_rows`. The ring does not
+    know the content of the rows.
 
     Invariants, for each sub-buffer `b` and between calls:
 
@@ -161,7 +161,7 @@ class Ring:
         if rewards.ndim > 1:
             flat = rewards.reshape(-1)
             agents = rewards.shape[1]
-        if agents != self.returns.shape[1]:  # only the first rows tell the number of agents
+        if agents != self.returns.shape[1]:  # the number of agents is known from the first rows on
             self.returns = np.zeros((self.num_buffers, agents), np.float64)
         numbers = np.empty((3 + agents, len(ids)), np.int64)
         contiguous = self.kernels.place(

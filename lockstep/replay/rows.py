@@ -77,7 +77,7 @@ def episodes_in(batch: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
             ids = np.asarray(batch[name])
             last[:-1] |= ids[1:] != ids[:-1]
 
-    # Batches that were joined may use the same id for two episodes, but time never stands still within one episode.
+    # Joined batches may use the same id for two episodes. Within one episode `t` always increases.
     if Columns.T in batch:
         times = np.asarray(batch[Columns.T])
         last[:-1] |= times[1:] <= times[:-1]

@@ -33,7 +33,7 @@ RESERVED = (Columns.WEIGHTS, Columns.BATCH_INDEXES, Columns.DISCOUNTS, Columns.N
 FLAGS = (Columns.TERMINATEDS, Columns.TRUNCATEDS)
 """Columns that the ring stores as flags of its rows."""
 PIECE_BYTES = 4 << 20
-"""Size of a piece of a checkpoint, in bytes: large enough that a file for each is no burden."""
+"""Size of a piece of a checkpoint, in bytes. Smaller pieces would make many small files."""
 MAX_PIECES = 256
 """Number of pieces of a checkpoint at most. A larger buffer has larger pieces."""
 PIECE = "rows_"
@@ -82,8 +82,8 @@ class Leaf:
         if dtype == np.bool_ and array.dtype.kind in "iu" and ((array == 0) | (array == 1)).all():
             array = array.astype(np.bool_)
 
-        # Lists and numbers have no dtype of their own: numpy makes int64 or float64 of them. Arrays of integers have
-        # one that is meant, and must not be narrowed.
+        # Lists and numbers have no dtype, and numpy makes int64 or float64 of them, which may be narrowed. The dtype of
+        # an array was chosen: if it does not fit into an integer column, the values may not fit either.
         has_dtype = isinstance(value, np.ndarray | torch.Tensor)
         casting: Literal["same_kind", "safe"] = "safe" if has_dtype and dtype.kind not in "fc" else "same_kind"
         if array.shape != shape or not np.can_cast(array.dtype, dtype, casting):
@@ -132,6 +132,7 @@ class ColumnStore:
             self.trees[name] = _with_leaves(shapes, iter([leaf.array for leaf in new]))
 
     def _allocate(self, path: str, row: Shape) -> np.ndarray:
+        """Return an array of zeros for rows of this shape, in memory or mapped to a file."""
         whole = (self.num_rows, *row.shape)
         if self.directory is None or not math.prod(whole):
             return np.zeros(whole, row.dtype)
@@ -164,7 +165,7 @@ class ColumnStore:
         """Restore a state of `get_state`, and create the columns if there are none yet.
 
         Raises:
-            ValueError: the columns are not those of this store. Nothing is written in that case.
+            ValueError: the columns differ from those of this store. Nothing is written in that case.
         """
         if not self.trees:
             shapes = {name: map_tree(lambda a: Shape(a.shape[1:], a.dtype), tree) for name, tree in state.items()}
@@ -192,9 +193,9 @@ class ColumnStore:
 class RowLayout:
     """Order of the arrays in which rows are written to a buffer.
 
-    First come the columns of the store, observations at their head. Then, if each observation is stored once, the next
-    observations, which are no column of the store then. Last come `terminateds` and `truncateds`, which the ring
-    stores.
+    First come the columns of the store, beginning with the observations. Next come the next observations, if each
+    observation is stored once and they are not a column of the store. Last come `terminateds` and `truncateds`, which
+    the ring stores.
     """
 
     def __init__(self, store: ColumnStore, shares_next_obs: bool) -> None:
@@ -220,8 +221,8 @@ class RowLayout:
     def arrays_of(self, batch: Mapping[str, Any], number: int, last_frame: bool) -> list[np.ndarray]:
         """Return the columns of `number` rows as arrays in this layout.
 
-        With `last_frame` observations are stacks [number, frames, ...], and their last frames are taken. Errors are
-        those of `ReplayBuffer.add`.
+        With `last_frame` observations are stacks [number, frames, ...], and their last frames are taken. Errors are the
+        same as in `ReplayBuffer.add`.
         """
         columns = batch if isinstance(batch, dict) else dict(batch)
         if columns.keys() != self.names:
@@ -250,8 +251,8 @@ class RowLayout:
 class SharedNextObs:
     """Next observations for `ignore_obs_next`, where each observation is stored once.
 
-    The observation after a row is that of the next row of its episode. Two kinds of rows have no such row, and their
-    next observations are stored here:
+    The next observation of a row is the observation of the next row of its episode. Two kinds of rows have no such row,
+    and their next observations are stored here:
 
     - the newest row of each sub-buffer, in `heads` [B, ...];
     - a row that ends its episode, in `pool`, at the entry `slots[row]`. For all other rows `slots` is -1. The pool
@@ -283,12 +284,15 @@ class SharedNextObs:
         self.slots[:] = -1
         self.free = np.arange(len(next(leaves(self.pool))), dtype=np.int32)
 
-    def before(self, ids: np.ndarray, obs: Sequence[np.ndarray]) -> None:
-        """Prepare for rows of different sub-buffers before the ring places them.
+    def before_write(self, ids: np.ndarray, obs: Sequence[np.ndarray]) -> None:
+        """Prepare for new rows of different sub-buffers before the ring places them.
+
+        The newest row of a sub-buffer is cut if the new row does not continue its episode. If its episode ends, its
+        next observation moves from `heads` to the pool.
 
         Args:
             ids: sub-buffer of each row, [n].
-            obs: arrays of the rows' observations, [n, ...] each.
+            obs: arrays of the new rows' observations, [n, ...] each.
         """
         ring = self.ring
         endings = np.empty(len(ids), np.uint8)
@@ -300,8 +304,8 @@ class SharedNextObs:
         ids = ids[endings != 0]
         self._move_to_pool(ring.newest[ids], [leaf[ids] for leaf in self._head_leaves])
 
-    def breaks(self, obs: Sequence[np.ndarray], new_obs: Sequence[np.ndarray], ends: np.ndarray) -> np.ndarray:
-        """Return which rows in time order are not followed by the observation they led to, although they do not end.
+    def find_breaks(self, obs: Sequence[np.ndarray], new_obs: Sequence[np.ndarray], ends: np.ndarray) -> np.ndarray:
+        """Return which rows in time order do not lead to the observation of the row after them.
 
         Args:
             obs: arrays of observations, [n, ...] each.
@@ -309,14 +313,16 @@ class SharedNextObs:
             ends: whether each row ends its episode anyway, bool [n].
 
         Returns:
-            bool [n]; False for the last row, whose successor is not known.
+            bool [n]; False for rows that end their episodes, and for the last row, whose successor is not known.
         """
         cuts = np.zeros(len(ends), np.bool_)
         new_bytes = [_bytes_of(leaf) for leaf in new_obs]
         cuts[:-1] = ~self._same_bits(new_bytes, np.arange(len(ends) - 1), [leaf[1:] for leaf in obs])
         return cuts & ~ends
 
-    def after(self, ids: np.ndarray, rows: np.ndarray, new_obs: Sequence[np.ndarray], ends: np.ndarray | None) -> None:
+    def after_write(
+        self, ids: np.ndarray, rows: np.ndarray, new_obs: Sequence[np.ndarray], ends: np.ndarray | None
+    ) -> None:
         """Store the next observations of rows that the ring has placed.
 
         Args:
@@ -415,7 +421,7 @@ class CheckpointPieces:
         self._pieces: dict[int, SealedArrays] = {}
         """Pieces without changes since `by_name` returned them, by their number."""
 
-        # State of the ring when `by_name` was called last: what has changed since is found by comparison.
+        # State of the ring at the last call of `by_name`. The next call compares it with the present state.
         self._generation = -1
         self._written = ring.written.copy()
         self._next = np.zeros(ring.num_buffers, np.int64)
@@ -477,7 +483,7 @@ def _with_leaves(tree: Tree, new: Iterator[Any]) -> Tree:
 
 
 def schema_of(batch: Mapping[str, Any], last_frame: bool) -> dict[str, Tree]:
-    """Return the shapes of the columns that are needed to store rows like those of a batch.
+    """Return the shapes of the columns that are needed to store the rows of a batch.
 
     Next observations and flags are not among them. With `last_frame` observations are stacks [n, frames, ...], of which
     single frames are stored.

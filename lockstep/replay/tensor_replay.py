@@ -36,11 +36,11 @@ class TensorReplay(TrainingBuffer):
         priorities: options `{"alpha": .., "beta": .., "epsilon": ..}` of prioritised drawing, see `Priorities`. None:
             rows are drawn uniformly.
         share: the share of the environments that this rank has. The ranks have one buffer of this capacity together,
-            and each stores the transitions of its own environments.
+            and each stores the transitions of its environments.
 
     Raises:
-        ValueError: the capacity is below one vector step, or does not fit into the device's memory; the message says
-            what would fit.
+        ValueError: the capacity is below one vector step, or does not fit into the device's memory; the message has the
+            largest possible capacity.
 
     Attributes:
         columns: tensors `[T, B, ...]` by name.
@@ -82,14 +82,14 @@ class TensorReplay(TrainingBuffer):
             Columns.TERMINATEDS: number.bool(),
             Columns.NEXT_OBS: first_obs,
         }
-        if n_step > 1:  # single steps need no truncated flag: their next observation is stored beside them
+        if n_step > 1:  # a single step needs no truncated flag, since it bootstraps from its own next observation
             first[Columns.TRUNCATEDS] = number.bool()
         self.row_bytes = sum(column[0].nbytes for column in first.values())
         self.row_bytes += 0 if priorities is None else TensorPriorities.row_bytes
         check_room(self.device, self.row_bytes, self.num_steps * self.num_envs, "transitions", "lower replay.capacity")
         self.columns = {name: column.new_zeros(self.num_steps, *column.shape) for name, column in first.items()}
         self.written = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self._position = self.written
+        self._position = self.written  # until the first step sets it
         """Position of the vector step that is being written, int64 `[1]`."""
         self.priorities = None if priorities is None else TensorPriorities(self.maxsize, self.device, **priorities)
         self._envs = torch.arange(self.num_envs, device=self.device)
@@ -274,12 +274,15 @@ class TensorReplay(TrainingBuffer):
 
     def section_options(self) -> dict[str, Any]:
         """Return the buffer's options by their names in the section `replay` of a configuration."""
-        priorities = self.priorities
+        alpha = beta = None
+        if self.priorities is not None:
+            alpha = self.priorities.alpha
+            beta = self.priorities.beta.specification
         return {
             "n_step": self.n_step,
-            "prioritized": priorities is not None,
-            "alpha": None if priorities is None else priorities.alpha,
-            "beta": None if priorities is None else priorities.beta.specification,
+            "prioritized": self.priorities is not None,
+            "alpha": alpha,
+            "beta": beta,
             "her": False,
             "her_future_k": None,
             "her_strategy": None,
