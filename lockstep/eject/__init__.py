@@ -1,4 +1,4 @@
-"""Single files that train without Lockstep, and `eject`, which copies one with the settings of a configuration."""
+"""Single files that train without Lockstep, and `eject`, which writes one with the settings of a configuration."""
 
 from lockstep.eject.eject import EjectError, eject
 

@@ -1,4 +1,4 @@
-"""Options and spaces that an ejected file supports, and the constants of the file that stand for the options."""
+"""Options and spaces that an ejected file supports, and the constant of the file for each option."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from lockstep.trainer.build import RunLength
 
 
 class EjectError(ValueError):
-    """A run that no ejected file stands for; it says which option, and what is supported."""
+    """Error for a run that an ejected file cannot express. The message names the option, and what is supported."""
 
 
-Row = tuple[str, str]
-"""Path of an option, and the name of its constant in the file; "" if other constants say it."""
-COMMON: tuple[Row, ...] = (
+OptionConstant = tuple[str, str]
+"""Path of an option, and the name of its constant in the file; "" if other constants express the option."""
+COMMON: tuple[OptionConstant, ...] = (
     ("environment.env", "ENV"),
     ("environment.env_config", "ENV_CONFIG"),
     ("debugging.seed", "SEED"),
@@ -42,7 +42,7 @@ COMMON: tuple[Row, ...] = (
     ("framework.dtype", "DTYPE"),
     ("framework.num_threads", "NUM_THREADS"),
 )
-REPLAY: tuple[Row, ...] = (
+REPLAY: tuple[OptionConstant, ...] = (
     ("training.train_batch_size", "BATCH_SIZE"),
     ("training.target_update_interval", "TARGET_UPDATE_INTERVAL"),
     ("training.tau", "TAU"),
@@ -51,7 +51,7 @@ REPLAY: tuple[Row, ...] = (
     ("replay.update_per_step", "UPDATES_PER_STEP"),
     ("replay.n_step", "N_STEP"),
 )
-OF: dict[str, tuple[Row, ...]] = {
+SUPPORTED: dict[str, tuple[OptionConstant, ...]] = {
     "ppo": (
         ("environment.normalize_observations", "NORMALIZE_OBSERVATIONS"),
         ("environment.clip_observations", "CLIP_OBSERVATIONS"),
@@ -98,48 +98,66 @@ OF: dict[str, tuple[Row, ...]] = {
         ("exploration_config.dt", "OU_DT"),
     ),
 }
-"""Options that the file of an algorithm can express, beyond the common ones."""
-DO_NOT_MATTER = (
-    *("reporting.", "checkpointing.", "resources.", "fault_tolerance.", "learners.never", "learners.learner_timeout"),
-    *("evaluation.evaluation_interval", "evaluation.evaluation_num_envs", "evaluation.evaluation_parallel"),
-    *("framework.fused_losses", "training.nan_policy", "env_runners.sample_timeout_s", "env_runners.vectorize_mode"),
+"""Options that the file of an algorithm can express, in addition to the common ones."""
+IRRELEVANT = (
+    "reporting.",
+    "checkpointing.",
+    "resources.",
+    "fault_tolerance.",
+    "learners.never",
+    "learners.learner_timeout",
+    "evaluation.evaluation_interval",
+    "evaluation.evaluation_num_envs",
+    "evaluation.evaluation_parallel",
+    "framework.fused_losses",
+    "training.nan_policy",
+    "env_runners.sample_timeout_s",
+    "env_runners.vectorize_mode",
 )
-"""What the paths of options begin with that change nothing of what is learned."""
+"""Beginnings of the paths of options that do not change what is learned."""
 
 
-def rows_said(algorithm: str) -> tuple[Row, ...]:
-    """Return the options that the file of an algorithm says; `EjectError` for one that has none."""
-    if algorithm not in OF:
-        raise EjectError(f"{algorithm} cannot be ejected; {', '.join(OF)} can")
-    return COMMON + OF[algorithm]
+def supported_options(algorithm: str) -> tuple[OptionConstant, ...]:
+    """Return the options that the file of an algorithm can express.
+
+    Raises:
+        EjectError: there is no file for the algorithm.
+    """
+    if algorithm not in SUPPORTED:
+        raise EjectError(f"{algorithm} cannot be ejected; {', '.join(SUPPORTED)} can")
+    return COMMON + SUPPORTED[algorithm]
 
 
 def options_of(config: AlgorithmConfig) -> Iterator[tuple[str, Any]]:
-    """Yield path and value of all options, those of the default networks one by one."""
+    """Iterate over path and value of all options. The options of the default networks are separate entries."""
     for name, section in config.sections.items():
         for option, value in section.options().items():
             path = f"{name}.{option}"
-            if path == "rl_module.model_config":
-                fields = vars(ModelConfig.of(value)) if isinstance(value, ModelConfig | dict) else {"": value}
-                yield from ((f"{path}.{field}", each) for field, each in fields.items())
-            else:
+            if path != "rl_module.model_config":
                 yield path, value
+            elif isinstance(value, ModelConfig | dict):
+                for field, field_value in vars(ModelConfig.of(value)).items():
+                    yield f"{path}.{field}", field_value
+            else:
+                yield f"{path}.", value
 
 
 def check_options(config: AlgorithmConfig) -> None:
-    """Raise `EjectError` for the first option that is set and that the file could not say."""
-    said = [path for path, _ in rows_said(config.algorithm)]
-    default = dict(options_of(type(config)()))
+    """Raise `EjectError` for the first option that is set and that the file cannot express."""
+    supported = [path for path, _ in supported_options(config.algorithm)]
+    defaults = dict(options_of(type(config)()))
     for path, value in options_of(config):
-        if callable(value) or (isinstance(value, dict) and any(map(callable, value.values()))):
+        if _has_callable(value):
             raise EjectError(f"{path}={value!r} cannot be ejected: it is a function or class; use plain values")
-        if value != default.get(path) and path not in said and not path.startswith(DO_NOT_MATTER):
+        if value != defaults.get(path) and path not in supported and not path.startswith(IRRELEVANT):
             section = path[: path.rindex(".") + 1]
-            names = ", ".join(each.removeprefix(section) for each in said if each.startswith(section)) or "nothing"
+            names = [name.removeprefix(section) for name in supported if name.startswith(section)]
             raise EjectError(
-                f"{path}={value!r} cannot be ejected; leave it at {default.get(path)!r}. Of {section[:-1]} a file of "
-                f"{config.algorithm} can say {names}"
+                f"{path}={value!r} cannot be ejected; leave it at {defaults.get(path)!r}. Of {section[:-1]} a file of "
+                f"{config.algorithm} can express {', '.join(names) or 'nothing'}"
             )
+
+    # Supported options of which the files express some values only.
     if config.env_runners.vectorize_mode not in ("auto", "sync"):
         mode = config.env_runners.vectorize_mode
         raise EjectError(f"env_runners.vectorize_mode={mode!r} cannot be ejected; use 'auto' or 'sync'")
@@ -147,6 +165,7 @@ def check_options(config: AlgorithmConfig) -> None:
         raise EjectError(
             f"env_runners.exploration={config.env_runners.exploration!r} cannot be ejected; 'ou' can, of sac"
         )
+    # The library draws random numbers for at most `CHUNK` steps at once, the files for all steps up to the update.
     num_steps = RunLength.of(config).per_update // config.env_runners.num_envs
     if config.is_off_policy and num_steps > CHUNK:
         length = config.env_runners.rollout_fragment_length
@@ -157,7 +176,14 @@ def check_options(config: AlgorithmConfig) -> None:
         _check_sac(config.training, config.env_runners.exploration_config)
 
 
+def _has_callable(value: object) -> bool:
+    if isinstance(value, dict):
+        return callable(value) or any(map(callable, value.values()))
+    return callable(value)
+
+
 def _check_sac(training: Any, exploration: dict[str, Any]) -> None:
+    """Raise `EjectError` for options of SAC that the file cannot express."""
     if training.alpha == 0:
         raise EjectError("training.alpha=0 cannot be ejected; a positive number or 'auto' can")
     if isinstance(exploration.get("sigma"), list | tuple):
@@ -165,7 +191,11 @@ def _check_sac(training: Any, exploration: dict[str, Any]) -> None:
 
 
 def checked_spaces(config: AlgorithmConfig) -> tuple[str, spaces.Box, spaces.Box | spaces.Discrete]:
-    """Return the environment's id and spaces; `EjectError` for those that the file could not take."""
+    """Return the id of the environment, its observation space and its action space.
+
+    Raises:
+        EjectError: the file does not support the environment or a space.
+    """
     env = config.environment.env
     if not isinstance(env, str) or ":" in env:
         raise EjectError(f"environment.env={env!r} cannot be ejected; it must be an id that gymnasium has by itself")
@@ -178,9 +208,11 @@ def checked_spaces(config: AlgorithmConfig) -> tuple[str, spaces.Box, spaces.Box
     observations, actions = config.find_spaces()
     if not isinstance(observations, spaces.Box) or len(observations.shape) != 1 or is_image(observations):
         raise EjectError(f"observations of {observations} cannot be ejected; a Box of one dimension can")
-    discrete = isinstance(actions, spaces.Discrete) and actions.start == 0
-    box = isinstance(actions, spaces.Box) and len(actions.shape) == 1 and actions.dtype.kind == "f"
-    if not (discrete and config.algorithm != "sac") and not (box and config.algorithm != "dqn"):
+
+    is_discrete = isinstance(actions, spaces.Discrete) and actions.start == 0
+    is_box = isinstance(actions, spaces.Box) and len(actions.shape) == 1 and actions.dtype.kind == "f"
+    is_supported = (is_discrete and config.algorithm != "sac") or (is_box and config.algorithm != "dqn")
+    if not is_supported:
         kinds = {"dqn": "Discrete from 0", "sac": "a Box of one dimension"}
         allowed = kinds.get(config.algorithm, " and ".join(kinds.values()))
         raise EjectError(f"actions of {actions} cannot be ejected; of {config.algorithm} {allowed} can")

@@ -1,1 +1,1 @@
-"""The files that `lockstep eject` copies: PPO, DQN and SAC without Lockstep. They are read and run as they are."""
+"""Files that `lockstep eject` copies: PPO, DQN and SAC without Lockstep. Each file also runs as it is."""

@@ -35,30 +35,30 @@ TOTAL_STEPS = 50_000  # environment steps
 NUM_ENVS = 8  # environments that are stepped together
 NUM_STEPS = 25  # steps of each environment between two updates
 EVALUATION_EPISODES = 20
-NUM_THREADS = 1  # of torch
+NUM_THREADS = 1  # threads that torch uses
 DTYPE = torch.float32
 
 HIDDENS: Sequence[int] = (128, 128)  # widths of the hidden layers
 ACTIVATION = "relu"  # tanh, relu, gelu, silu or elu
-ORTHOGONAL_INIT = False  # False: torch's own initialisation; the three gains have no effect then
-HIDDEN_GAIN = 1.4142135623730951  # of the weights of hidden layers, sqrt(2) by default
-POLICY_GAIN = 0.01  # of the last layer of the network of values, or of advantages
-VALUE_GAIN = 1.0  # of the last layer of the state value in a dueling network
+ORTHOGONAL_INIT = False  # False: torch's default initialisation, without the three gains below
+HIDDEN_GAIN = 1.4142135623730951  # gain of the weights of hidden layers, sqrt(2) by default
+POLICY_GAIN = 0.01  # gain of the last layer of the network of values, or of advantages
+VALUE_GAIN = 1.0  # gain of the last layer of the state value in a dueling network
 DUELING = True  # a network of advantages and one of the state value
 
 CAPACITY = 100_000  # transitions that the replay buffer holds
 BATCH_SIZE = 64  # transitions in a gradient step
 LEARNING_STARTS = 1000  # environment steps with random actions, before the first gradient step
 UPDATES_PER_STEP = 0.5  # gradient steps for each environment step
-N_STEP = 3  # rewards that are summed before a value stands for the rest of the episode
+N_STEP = 3  # rewards that are summed before the value of the state after them is added
 GAMMA = 0.99  # discount factor
 
 EPSILON: float | Schedule = [[0, 1.0], [8000, 0.04]]  # probability of a random action
 LEARNING_RATE: float | Schedule = [[0, 0.001], [50_000, 0.0]]
 ADAM_EPSILON = 1e-08
 GRAD_CLIP: float | None = 10.0  # largest norm of the gradient of all parameters; None: no clipping
-DOUBLE_Q = True  # the network that learns chooses the next action, the target network says its value
-HUBER_DELTA: float | None = 1.0  # errors beyond it count linearly; None: all count squared
+DOUBLE_Q = True  # the learning network chooses the next action, the target network gives its value
+HUBER_DELTA: float | None = 1.0  # larger errors count linearly, smaller ones squared; None: all squared
 TARGET_UPDATE_INTERVAL = 1  # gradient steps between two updates of the target network
 TAU = 0.01  # share of the learning network in an update of the target network; 1: a copy
 
@@ -72,7 +72,7 @@ PRINT_EVERY = max(1, TOTAL_STEPS // 20)
 
 
 def derive(key: bytes, kind: str, name: str, index: int = 0) -> bytes:
-    """Return the key below `key` that belongs to a kind of number, a name and an index."""
+    """Derive the key for a kind of number, a name and an index from the key of a branch."""
     digest = hashlib.sha256(key)
     for part in (kind.encode(), name.encode(), str(index).encode()):
         digest.update(len(part).to_bytes(8, "little") + part)
@@ -119,7 +119,7 @@ def to_tensor(array: np.ndarray) -> Tensor:
 
 
 def make_linear(num_inputs: int, num_outputs: int, gain: float) -> nn.Linear:
-    """Make a linear layer with orthogonal weights times `gain` (Saxe et al. 2014), or as torch makes it."""
+    """Make a linear layer with orthogonal weights times `gain` (Saxe et al. 2014), or with torch's default weights."""
     layer = nn.Linear(num_inputs, num_outputs)
     if ORTHOGONAL_INIT:
         nn.init.orthogonal_(layer.weight, gain)
@@ -128,7 +128,7 @@ def make_linear(num_inputs: int, num_outputs: int, gain: float) -> nn.Linear:
 
 
 def make_network(num_inputs: int, num_outputs: int, gain: float) -> nn.Sequential:
-    """Make a multi-layer perceptron; `gain` is that of the weights of its last layer."""
+    """Make a multi-layer perceptron. `gain`: gain of the weights of its last layer."""
     layers: list[nn.Module] = []
     for width in HIDDENS:
         layers += [make_linear(num_inputs, width, HIDDEN_GAIN), ACTIVATIONS[ACTIVATION]()]
@@ -137,7 +137,7 @@ def make_network(num_inputs: int, num_outputs: int, gain: float) -> nn.Sequentia
 
 
 class Agent(nn.Module):
-    """The values of all actions, or a dueling network of them (Wang et al. 2016, arXiv:1511.06581)."""
+    """Network of the values of all actions, or a dueling network (Wang et al. 2016, arXiv:1511.06581)."""
 
     def __init__(self, observation_space: gym.Space, action_space: gym.Space) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class Agent(nn.Module):
     @torch.no_grad()
     def act(self, obs: np.ndarray, noise: np.ndarray | None = None) -> np.ndarray:
         """Return the best actions for observations `[N, ...]`, or the best after `noise` `[N, A]` has been added."""
-        # The state value changes no order of actions, so a dueling network acts by its advantages.
+        # The state value does not change the order of the actions, so a dueling network acts by its advantages.
         network = self.advantages if DUELING else self.values
         scores = network(to_tensor(obs))
         if noise is not None:
@@ -174,13 +174,13 @@ class Agent(nn.Module):
 
 
 def make_envs() -> gym.vector.VectorEnv:
-    """Make the environments. When an episode ends, the same step begins the next one."""
+    """Make the environments. The step that ends an episode returns the first observation of the next one."""
     options = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     return gym.make_vec(ENV, NUM_ENVS, vectorization_mode="sync", vector_kwargs=options, **ENV_CONFIG)
 
 
 def true_next_obs(obs: np.ndarray, dones: np.ndarray, infos: dict[str, Any]) -> np.ndarray:
-    """Return the observations after a step; where an episode ended its last one, not the first of the next episode."""
+    """Return the observations after a step: at the end of an episode its last one, not the first of the next one."""
     next_obs = obs.copy()
     for b in np.flatnonzero(dones):
         next_obs[b] = infos["final_obs"][b]
@@ -188,7 +188,7 @@ def true_next_obs(obs: np.ndarray, dones: np.ndarray, infos: dict[str, Any]) -> 
 
 
 def evaluate(agent: Agent) -> list[float]:
-    """Return the returns of episodes with the best actions."""
+    """Play episodes with the best actions, and return their returns."""
     env = gym.make(ENV, **ENV_CONFIG)
     returns = []
     for seed in seeds("evaluation", number=EVALUATION_EPISODES):
@@ -209,7 +209,7 @@ def evaluate(agent: Agent) -> list[float]:
 
 
 class Replay:
-    """The newest transitions, in a ring: one row for each environment and step."""
+    """Replay buffer with the newest transitions in a ring, one row for each environment and step."""
 
     def __init__(self) -> None:
         self.size = -(-CAPACITY // NUM_ENVS)  # in steps of all environments
@@ -229,7 +229,7 @@ class Replay:
     def sample(self) -> dict[str, Tensor]:
         """Return `BATCH_SIZE` transitions, all with the same probability."""
         num_rows = min(self.count, self.size) * NUM_ENVS
-        # Rounding may lift a product to `num_rows` itself.
+        # Rounding may make a product `num_rows` itself.
         rows = np.minimum((self.rng.random(BATCH_SIZE) * num_rows).astype(np.int64), num_rows - 1)
         batch = self._one_step(rows) if N_STEP == 1 else self._n_steps(rows)
         return {name: to_tensor(column) for name, column in batch.items()}
@@ -243,15 +243,15 @@ class Replay:
         `rewards` are discounted sums, `discounts` is the factor of the value after the last step.
         """
         newest = (self.count - 1) % self.size
-        goes_on = np.ones(BATCH_SIZE, bool)
+        continues = np.ones(BATCH_SIZE, bool)
         last = rows
         rewards = self.columns["rewards"][rows].astype(np.float64)
         discounts = np.full(BATCH_SIZE, GAMMA)
         for _ in range(N_STEP - 1):
-            goes_on &= ~self.columns["dones"][last] & (last // NUM_ENVS != newest)
-            last = np.where(goes_on, (last + NUM_ENVS) % (self.size * NUM_ENVS), last)
-            rewards += np.where(goes_on, discounts * self.columns["rewards"][last], 0.0)
-            discounts = np.where(goes_on, discounts * GAMMA, discounts)
+            continues &= ~self.columns["dones"][last] & (last // NUM_ENVS != newest)
+            last = np.where(continues, (last + NUM_ENVS) % (self.size * NUM_ENVS), last)
+            rewards += np.where(continues, discounts * self.columns["rewards"][last], 0.0)
+            discounts = np.where(continues, discounts * GAMMA, discounts)
         return {
             "obs": self.columns["obs"][rows],
             "actions": self.columns["actions"][rows],
@@ -268,7 +268,7 @@ class Replay:
 def epsilon_greedy(rng: np.random.Generator, num_actions: int, epsilon: float) -> np.ndarray:
     """Return noise `[T, B, A]` that makes actions epsilon-greedy when it is added to their values.
 
-    The noise is 0 where the best action is taken. With probability `epsilon` it is so large that it decides alone.
+    With probability `epsilon` the noise is so large that it decides alone. Otherwise it is 0: the best action is taken.
     """
     noise = rng.random((NUM_STEPS, NUM_ENVS, num_actions), np.float32)
     is_random = rng.random((NUM_STEPS, NUM_ENVS, 1)) < epsilon
@@ -276,7 +276,7 @@ def epsilon_greedy(rng: np.random.Generator, num_actions: int, epsilon: float) -
 
 
 class Collector:
-    """Plays the environments and remembers the returns of finished episodes."""
+    """Collector that plays the environments and keeps the returns of finished episodes."""
 
     def __init__(self, envs: gym.vector.VectorEnv) -> None:
         self.envs = envs
@@ -288,7 +288,7 @@ class Collector:
         self.finished_returns: list[float] = []
 
     def collect(self, agent: Agent, replay: Replay, step: int) -> None:
-        """Add `NUM_STEPS` steps of each environment to the buffer; `step` is the environment step at the beginning."""
+        """Add `NUM_STEPS` steps of each environment to the buffer. `step`: environment step before them."""
         noise = None
         if step >= LEARNING_STARTS:
             noise = epsilon_greedy(self.exploration, agent.num_actions, scheduled(EPSILON, step))
@@ -319,7 +319,7 @@ class Collector:
 
 
 def scheduled(setting: float | Schedule, step: int) -> float:
-    """Return the value of a setting at an environment step."""
+    """Return the value of a setting, which may be a schedule, at an environment step."""
     if isinstance(setting, int | float):
         return setting
     steps, values = zip(*setting)
@@ -331,18 +331,18 @@ def dqn_loss(agent: Agent, target: Agent, batch: dict[str, Tensor]) -> Tensor:
 
     `a'` is the best action by `Q'`, or by `Q` in double Q-learning (van Hasselt et al. 2016, arXiv:1509.06461).
     """
-    taken = agent(batch["obs"]).gather(1, batch["actions"].unsqueeze(1)).squeeze(1)
+    values = agent(batch["obs"]).gather(1, batch["actions"].unsqueeze(1)).squeeze(1)
     with torch.no_grad():
-        next_values = target(batch["next_obs"])
-        judged_by = agent(batch["next_obs"]) if DOUBLE_Q else next_values
-        best = judged_by.argmax(-1, keepdim=True)
+        target_values = target(batch["next_obs"])
+        selection_values = agent(batch["next_obs"]) if DOUBLE_Q else target_values
+        best_actions = selection_values.argmax(-1, keepdim=True)
+        next_values = target_values.gather(1, best_actions).squeeze(1)
         discounts = GAMMA if N_STEP == 1 else batch["discounts"]
-        following = next_values.gather(1, best).squeeze(1)
-        # A terminated episode has no value left; a truncated one goes on.
-        targets = batch["rewards"] + (1.0 - batch["terminateds"]) * discounts * following
+        # After a termination there is no value. A truncated episode could have continued, so its value counts.
+        targets = batch["rewards"] + (1.0 - batch["terminateds"]) * discounts * next_values
     if HUBER_DELTA is None:
-        return (0.5 * (taken - targets).square()).mean()
-    return F.huber_loss(taken, targets, reduction="none", delta=HUBER_DELTA).mean()
+        return (0.5 * (values - targets).square()).mean()
+    return F.huber_loss(values, targets, reduction="none", delta=HUBER_DELTA).mean()
 
 
 def flatten(parameters: Iterable[nn.Parameter]) -> nn.Parameter:
@@ -371,7 +371,7 @@ def clip_gradient(parameters: nn.Parameter) -> None:
 
 
 class Learner:
-    """The target network and the optimizer of an agent."""
+    """Learner of an agent: its target network, its optimizer and its gradient steps."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
@@ -383,11 +383,11 @@ class Learner:
         self.gradient_steps = 0
 
     def update(self, batch: dict[str, Tensor], step: int) -> None:
-        """Take one gradient step at an environment step."""
+        """Take one gradient step with a batch. `step`: environment step, for the schedules."""
         self.gradient_steps += 1
         self.optimizer.param_groups[0]["lr"] = scheduled(LEARNING_RATE, step)
         loss = dqn_loss(self.agent, self.target, batch)
-        # The gradients are views of one vector, which must stay in its place.
+        # The gradients are views of one vector. Setting them to None would separate them from it.
         self.optimizer.zero_grad(set_to_none=False)
         loss.backward()
         clip_gradient(self.parameters)
@@ -397,7 +397,7 @@ class Learner:
 
 
 def train() -> Agent:
-    """Return the trained agent."""
+    """Train an agent and return it."""
     torch.set_num_threads(NUM_THREADS)
     envs = make_envs()
     torch.manual_seed(seeds("module")[0])
@@ -406,7 +406,7 @@ def train() -> Agent:
     collector = Collector(envs)
     replay = Replay()
 
-    began = time.time()
+    start_time = time.time()
     steps_to_learn_from = 0
     for step in range(STEPS_PER_ROUND, TOTAL_STEPS + STEPS_PER_ROUND, STEPS_PER_ROUND):
         collector.collect(agent, replay, step - STEPS_PER_ROUND)
@@ -420,7 +420,7 @@ def train() -> Agent:
 
         if collector.finished_returns and step % PRINT_EVERY < STEPS_PER_ROUND:
             recent = np.mean(collector.finished_returns[-100:])
-            print(f"step {step:,}: return {recent:.2f}, {step / (time.time() - began):,.0f} steps/s")
+            print(f"step {step:,}: return {recent:.2f}, {step / (time.time() - start_time):,.0f} steps/s")
     envs.close()
     return agent
 

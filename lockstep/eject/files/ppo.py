@@ -33,15 +33,15 @@ TOTAL_STEPS = 100_000  # environment steps
 NUM_ENVS = 8  # environments that are stepped together
 NUM_STEPS = 125  # steps of each environment between two updates
 EVALUATION_EPISODES = 20
-NUM_THREADS = 1  # of torch
+NUM_THREADS = 1  # threads that torch uses
 DTYPE = torch.float32
 
 HIDDENS: Sequence[int] = (64, 64)  # widths of the hidden layers
 ACTIVATION = "tanh"  # tanh, relu, gelu, silu or elu
-ORTHOGONAL_INIT = True  # False: torch's own initialisation; the three gains have no effect then
-HIDDEN_GAIN = 1.4142135623730951  # of the weights of hidden layers, sqrt(2) by default
-POLICY_GAIN = 0.01  # of the policy's last layer; small, so that training begins with nearly random actions
-VALUE_GAIN = 1.0  # of the value function's last layer
+ORTHOGONAL_INIT = True  # False: torch's default initialisation, without the three gains below
+HIDDEN_GAIN = 1.4142135623730951  # gain of the weights of hidden layers, sqrt(2) by default
+POLICY_GAIN = 0.01  # gain of the policy's last layer; small, so that the first actions are nearly random
+VALUE_GAIN = 1.0  # gain of the value function's last layer
 LOG_STD_INIT = 0.0  # first logarithm of the standard deviations of continuous actions
 
 NORMALIZE_OBSERVATIONS = False  # shift and scale observations by running statistics
@@ -55,13 +55,13 @@ GRAD_CLIP: float | None = 0.5  # largest norm of the gradient of all parameters;
 NUM_EPOCHS = 10  # passes over each rollout
 MINIBATCH_SIZE: int | None = 250  # None: the whole rollout is one minibatch
 GAMMA = 0.99  # discount factor
-LAMBDA = 0.95  # of generalised advantage estimation
+LAMBDA = 0.95  # lambda of generalised advantage estimation
 CLIP_PARAM: float | Schedule = 0.2  # epsilon of equation 7
 VF_CLIP_PARAM: float | None = None  # largest change of a value in one update; None: no limit
 VF_LOSS_COEFF = 0.5  # c1 of equation 9
 ENTROPY_COEFF: float | Schedule = 0.0  # c2 of equation 9
 NORMALIZE_ADVANTAGES: str | None = "minibatch"  # over the rows of a "minibatch", of the whole "batch", or None
-TARGET_KL: float | None = None  # ends the passes over a rollout when the mean KL of a pass is above; None: never
+TARGET_KL: float | None = None  # a pass with a larger mean KL is the last one over its rollout; None: no limit
 
 # -- end of settings ---
 
@@ -72,7 +72,7 @@ NUM_UPDATES = -(-TOTAL_STEPS // (NUM_STEPS * NUM_ENVS))
 
 
 def derive(key: bytes, kind: str, name: str, index: int = 0) -> bytes:
-    """Return the key below `key` that belongs to a kind of number, a name and an index."""
+    """Derive the key for a kind of number, a name and an index from the key of a branch."""
     digest = hashlib.sha256(key)
     for part in (kind.encode(), name.encode(), str(index).encode()):
         digest.update(len(part).to_bytes(8, "little") + part)
@@ -119,7 +119,7 @@ def to_tensor(array: np.ndarray) -> Tensor:
 
 
 def make_linear(num_inputs: int, num_outputs: int, gain: float) -> nn.Linear:
-    """Make a linear layer with orthogonal weights times `gain` (Saxe et al. 2014), or as torch makes it."""
+    """Make a linear layer with orthogonal weights times `gain` (Saxe et al. 2014), or with torch's default weights."""
     layer = nn.Linear(num_inputs, num_outputs)
     if ORTHOGONAL_INIT:
         nn.init.orthogonal_(layer.weight, gain)
@@ -128,7 +128,7 @@ def make_linear(num_inputs: int, num_outputs: int, gain: float) -> nn.Linear:
 
 
 def make_network(num_inputs: int, num_outputs: int, gain: float) -> nn.Sequential:
-    """Make a multi-layer perceptron; `gain` is that of the weights of its last layer."""
+    """Make a multi-layer perceptron. `gain`: gain of the weights of its last layer."""
     layers: list[nn.Module] = []
     for width in HIDDENS:
         layers += [make_linear(num_inputs, width, HIDDEN_GAIN), ACTIVATIONS[ACTIVATION]()]
@@ -137,10 +137,10 @@ def make_network(num_inputs: int, num_outputs: int, gain: float) -> nn.Sequentia
 
 
 class Categorical:
-    """Distributions over discrete actions. Actions are int64 `[N]`."""
+    """Categorical distributions over discrete actions. Actions are int64 `[N]`."""
 
     def __init__(self, logits: Tensor) -> None:
-        """Take logits `[N, A]`, which need not be normalised."""
+        """Make distributions from logits `[N, A]`, which need not be normalised."""
         self.logits = logits
 
     @cached_property
@@ -172,7 +172,7 @@ class DiagGaussian:
     """Normal distributions over continuous actions with independent components. Actions are `[N, A]`."""
 
     def __init__(self, mean: Tensor, log_std: Tensor) -> None:
-        """Take means and logarithms of standard deviations, both `[N, A]`."""
+        """Make distributions from means and logarithms of standard deviations, both `[N, A]`."""
         self.mean = mean
         self.log_std = log_std
 
@@ -199,7 +199,7 @@ class RunningMoments:
     """Mean and variance of all rows so far, computed without storing the rows (Chan et al. 1979)."""
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
-        """Begin with no rows; `shape` is that of one row."""
+        """Start without rows. `shape`: shape of a row."""
         self.count = 0
         self.mean = np.zeros(shape)
         self.squares = np.zeros(shape)  # sums of squared distances from the mean
@@ -226,7 +226,7 @@ class RunningMoments:
 
 
 class Agent(nn.Module):
-    """A policy and a value function: two networks that share nothing."""
+    """Policy and value function: two networks that share no layers."""
 
     def __init__(self, observation_space: gym.Space, action_space: gym.Space) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ class Agent(nn.Module):
         self.is_discrete = isinstance(action_space, gym.spaces.Discrete)
         self.num_outputs = num_policy_outputs(action_space)
 
-        # This order of the layers decides which random numbers each one is initialised with.
+        # The order in which layers are made decides which random numbers they are initialised with.
         self.policy = make_network(num_inputs, self.num_outputs, POLICY_GAIN)
         if not self.is_discrete:
             self.log_std = nn.Parameter(torch.full((self.num_outputs,), float(LOG_STD_INIT)))
@@ -243,7 +243,7 @@ class Agent(nn.Module):
         self.moments = RunningMoments(observation_space.shape)
 
     def preprocess(self, obs: np.ndarray) -> Tensor:
-        """Return observations `[N, ...]` as the networks take them."""
+        """Return observations `[N, ...]` as inputs of the networks."""
         if not NORMALIZE_OBSERVATIONS:
             return to_tensor(obs)
         dtype = np.float32 if np.can_cast(obs.dtype, np.float32, "safe") else np.float64
@@ -256,8 +256,8 @@ class Agent(nn.Module):
         outputs = self.policy(inputs)
         if self.is_discrete:
             return Categorical(outputs)
-        # Joined and split again as in the library, where a network returns both as one tensor: the gradient of
-        # `log_std` is summed in the same order then.
+        # Joined and split again as in the library, whose networks return both as one tensor. So the gradient of
+        # `log_std` is summed in the same order.
         joined = torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
         mean, log_std = joined.chunk(2, -1)
         return DiagGaussian(mean, log_std)
@@ -295,13 +295,13 @@ def num_policy_outputs(action_space: gym.Space) -> int:
 
 
 def make_envs() -> gym.vector.VectorEnv:
-    """Make the environments. When an episode ends, the same step begins the next one."""
+    """Make the environments. The step that ends an episode returns the first observation of the next one."""
     options = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     return gym.make_vec(ENV, NUM_ENVS, vectorization_mode="sync", vector_kwargs=options, **ENV_CONFIG)
 
 
 def true_next_obs(obs: np.ndarray, dones: np.ndarray, infos: dict[str, Any]) -> np.ndarray:
-    """Return the observations after a step; where an episode ended its last one, not the first of the next episode."""
+    """Return the observations after a step: at the end of an episode its last one, not the first of the next one."""
     next_obs = obs.copy()
     for b in np.flatnonzero(dones):
         next_obs[b] = infos["final_obs"][b]
@@ -309,14 +309,14 @@ def true_next_obs(obs: np.ndarray, dones: np.ndarray, infos: dict[str, Any]) -> 
 
 
 def to_env(actions: np.ndarray, space: gym.Space) -> np.ndarray:
-    """Return actions as the environment takes them: continuous ones clipped to the bounds."""
+    """Return actions that the environment accepts: continuous ones are clipped to the bounds."""
     if not isinstance(space, gym.spaces.Box):
         return actions
     return np.clip(actions.astype(space.dtype), space.low, space.high)
 
 
 def evaluate(agent: Agent) -> list[float]:
-    """Return the returns of episodes with the most likely actions."""
+    """Play episodes with the most likely actions, and return their returns."""
     env = gym.make(ENV, **ENV_CONFIG)
     returns = []
     for seed in seeds("evaluation", number=EVALUATION_EPISODES):
@@ -354,7 +354,7 @@ class Rollout:
 
 
 class Collector:
-    """Plays the environments and remembers the returns of finished episodes."""
+    """Collector that plays the environments and keeps the returns of finished episodes."""
 
     def __init__(self, envs: gym.vector.VectorEnv) -> None:
         self.envs = envs
@@ -374,7 +374,7 @@ class Collector:
             obs, rewards, terminateds, truncateds, infos = self.envs.step(env_actions)
             dones = terminateds | truncateds
             next_obs = true_next_obs(obs, dones, infos)
-            # The policy's own actions are stored, not the clipped ones: only they have the log-probabilities below.
+            # The actions before clipping are stored, since the policy gives log-probabilities of these only.
             steps.append((self.obs, actions, rewards.astype(np.float32), next_obs, terminateds, truncateds))
 
             self.running_returns += rewards
@@ -385,14 +385,14 @@ class Collector:
 
 
 class RewardScaler:
-    """Divides rewards by the standard deviation of the discounted return so far (Engstrom et al. 2020)."""
+    """Scaler that divides rewards by the standard deviation of the discounted returns so far (Engstrom et al. 2020)."""
 
     def __init__(self) -> None:
         self.moments = RunningMoments()
         self.discounted = np.zeros(NUM_ENVS)
 
     def scale(self, rewards: np.ndarray, dones: np.ndarray) -> np.ndarray:
-        """Return the scaled rewards `[T, B]` of a rollout, whose returns count in the deviation."""
+        """Add the returns of a rollout to the deviation, and return its scaled rewards `[T, B]`."""
         returns = np.empty(rewards.shape)
         for t in range(NUM_STEPS):
             self.discounted = self.discounted * GAMMA + rewards[t]
@@ -410,15 +410,15 @@ def gae(rollout: Rollout, rewards: np.ndarray, values: np.ndarray, next_values: 
     """Return the advantages `[T, B]` of all steps (Schulman et al. 2016, https://arxiv.org/abs/1506.02438).
 
     `A[t] = delta[t] + gamma * lambda * A[t + 1]` (equation 16) with `delta[t] = r[t] + gamma * V(s[t + 1]) - V(s[t])`.
-    After a terminated step there is nothing left to gain, and no advantage reaches over the end of an episode.
+    After a termination the value is 0, and no advantage reaches over the end of an episode.
     """
-    goes_on = ~rollout.dones
+    continues = ~rollout.dones
     deltas = rewards - values + GAMMA * (next_values * ~rollout.terminateds)
     advantages = np.empty_like(deltas)
-    following = np.zeros(NUM_ENVS)
+    next_advantages = np.zeros(NUM_ENVS)
     for t in reversed(range(NUM_STEPS)):
-        following = deltas[t] + GAMMA * LAMBDA * following * goes_on[t]
-        advantages[t] = following
+        next_advantages = deltas[t] + GAMMA * LAMBDA * next_advantages * continues[t]
+        advantages[t] = next_advantages
     return advantages
 
 
@@ -429,19 +429,20 @@ def rows(steps: np.ndarray) -> np.ndarray:
 
 @torch.no_grad()
 def make_batch(agent: Agent, rollout: Rollout, rewards: np.ndarray) -> dict[str, Tensor]:
-    """Return the columns `[T * B, ...]` that the loss needs, computed with the parameters that acted."""
+    """Return the columns `[T * B, ...]` that the loss needs, computed with the parameters that acted in the rollout."""
     inputs = agent.preprocess(rows(rollout.obs))
     actions = to_tensor(rows(rollout.actions))
     old_values = agent.values(inputs)
     old_logp = agent.distribution(inputs).log_prob(actions)
 
-    # The value after a step is the value of the next row. Two kinds of steps have no such row: the last step of the
-    # rollout, unless it ended an episode, and each step at which an episode was truncated.
+    # The value after a step is the value of the next row. Two kinds of steps have no such row, so that their next
+    # observations are evaluated: the last step of the rollout, unless it ended an episode, and each step at which an
+    # episode was truncated.
     values = old_values.numpy().reshape(rewards.shape)
     next_values = np.concatenate([values[1:], values[:1]])
-    goes_on_after_rollout = np.flatnonzero(~rollout.dones[-1]) + (NUM_STEPS - 1) * NUM_ENVS
+    unfinished = np.flatnonzero(~rollout.dones[-1]) + (NUM_STEPS - 1) * NUM_ENVS
     truncated = np.flatnonzero(rollout.truncateds & ~rollout.terminateds)
-    cuts = np.concatenate([goes_on_after_rollout, truncated])
+    cuts = np.concatenate([unfinished, truncated])
     next_inputs = agent.preprocess(rows(rollout.next_obs)[cuts])
     next_values.reshape(-1)[cuts] = agent.values(next_inputs).numpy()
 
@@ -468,15 +469,15 @@ def minibatches(batch: dict[str, Tensor], rng: np.random.Generator) -> Iterator[
         return
     order = torch.from_numpy(rng.permutation(num_rows))
     for start in range(0, num_rows - MINIBATCH_SIZE + 1, MINIBATCH_SIZE):
-        chosen = order[start : start + MINIBATCH_SIZE]
-        yield {name: column[chosen] for name, column in batch.items()}
+        indices = order[start : start + MINIBATCH_SIZE]
+        yield {name: column[indices] for name, column in batch.items()}
 
 
 # -- learning ---
 
 
 def scheduled(setting: float | Schedule, step: int) -> float:
-    """Return the value of a setting at an environment step."""
+    """Return the value of a setting, which may be a schedule, at an environment step."""
     if isinstance(setting, int | float):
         return setting
     steps, values = zip(*setting)
@@ -484,7 +485,7 @@ def scheduled(setting: float | Schedule, step: int) -> float:
 
 
 def normalized(values: Tensor) -> Tensor:
-    """Return `values` `[N]` shifted and scaled to mean 0 and standard deviation 1."""
+    """Return `values` `[N]`, shifted and scaled to mean 0 and standard deviation 1."""
     variance, mean = torch.var_mean(values, correction=0)
     return (values - mean) / (variance.sqrt() + 1e-8)
 
@@ -501,7 +502,7 @@ def surrogate_loss(logp: Tensor, old_logp: Tensor, advantages: Tensor, clip_para
 
 
 def value_loss(values: Tensor, value_targets: Tensor, old_values: Tensor) -> Tensor:
-    """Return half the squared errors of the values, `[N]`; with `VF_CLIP_PARAM` not below those of clipped values."""
+    """Return half the squared errors of the values, `[N]`; with `VF_CLIP_PARAM` at least those of clipped values."""
     squared_errors = (values - value_targets).square()
     if VF_CLIP_PARAM is None:
         return 0.5 * squared_errors
@@ -571,7 +572,7 @@ def learn(
         divergences = []
         for minibatch in minibatches(batch, rng):
             loss, logp = ppo_loss(agent, minibatch, step)
-            # The gradients are views of one vector, which must stay in its place.
+            # The gradients are views of one vector. Setting them to None would separate them from it.
             optimizer.zero_grad(set_to_none=False)
             loss.backward()
             clip_gradient(parameters)
@@ -582,7 +583,7 @@ def learn(
 
 
 def train() -> Agent:
-    """Return the trained agent."""
+    """Train an agent and return it."""
     torch.set_num_threads(NUM_THREADS)
     envs = make_envs()
     torch.manual_seed(seeds("module")[0])
@@ -593,7 +594,7 @@ def train() -> Agent:
     collector = Collector(envs)
     scaler = RewardScaler()
 
-    began = time.time()
+    start_time = time.time()
     for update in range(1, NUM_UPDATES + 1):
         step = update * NUM_STEPS * NUM_ENVS
         rollout = collector.collect(agent)
@@ -602,12 +603,12 @@ def train() -> Agent:
             rewards = scaler.scale(rewards, rollout.dones)
         batch = make_batch(agent, rollout, rewards)
         learn(agent, parameters, optimizer, batch, shuffling, step)
-        # After the update only: it learns from the inputs that the policy acted on.
+        # Only after the update, which must learn from the same inputs that the policy acted on.
         agent.moments.update(rows(rollout.obs))
 
         if collector.finished_returns and update % max(1, NUM_UPDATES // 20) == 0:
             recent = np.mean(collector.finished_returns[-100:])
-            print(f"step {step:,}: return {recent:.2f}, {step / (time.time() - began):,.0f} steps/s")
+            print(f"step {step:,}: return {recent:.2f}, {step / (time.time() - start_time):,.0f} steps/s")
     envs.close()
     return agent
 

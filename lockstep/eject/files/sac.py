@@ -34,25 +34,25 @@ TOTAL_STEPS = 20_000  # environment steps
 NUM_ENVS = 4  # environments that are stepped together
 NUM_STEPS = 1  # steps of each environment between two updates
 EVALUATION_EPISODES = 20
-NUM_THREADS = 1  # of torch
+NUM_THREADS = 1  # threads that torch uses
 DTYPE = torch.float32
 
 HIDDENS: Sequence[int] = (64, 64)  # widths of the hidden layers of the policy
 CRITIC_HIDDENS: Sequence[int] = (64, 64)  # widths of the hidden layers of the critics
 NUM_CRITICS = 2
 ACTIVATION = "relu"  # tanh, relu, gelu, silu or elu
-ORTHOGONAL_INIT = False  # False: torch's own initialisation; the three gains have no effect then
-HIDDEN_GAIN = 1.4142135623730951  # of the weights of hidden layers, sqrt(2) by default
-POLICY_GAIN = 0.01  # of the last layer of the policy
-VALUE_GAIN = 1.0  # of the last layer of the critics
+ORTHOGONAL_INIT = False  # False: torch's default initialisation, without the three gains below
+HIDDEN_GAIN = 1.4142135623730951  # gain of the weights of hidden layers, sqrt(2) by default
+POLICY_GAIN = 0.01  # gain of the policy's last layer
+VALUE_GAIN = 1.0  # gain of the critics' last layers
 LOG_STD_INIT = 0.0  # first bias of the outputs for the logarithms of the standard deviations
-LOG_STD_BOUNDS: tuple[float, float] = (-20.0, 2.0)  # of the logarithms of the standard deviations
+LOG_STD_BOUNDS: tuple[float, float] = (-20.0, 2.0)  # bounds of the logarithms of the standard deviations
 
 CAPACITY = 20_000  # transitions that the replay buffer holds
 BATCH_SIZE = 256  # transitions in a gradient step
 LEARNING_STARTS = 400  # environment steps with random actions, before the first gradient step
 UPDATES_PER_STEP = 1.0  # gradient steps for each environment step
-N_STEP = 1  # rewards that are summed before a value stands for the rest of the episode
+N_STEP = 1  # rewards that are summed before the value of the state after them is added
 GAMMA = 0.99  # discount factor
 
 EXPLORATION: Literal["ou"] | None = None  # "ou": Ornstein-Uhlenbeck noise on actions (Lillicrap et al. 2016)
@@ -81,7 +81,7 @@ PRINT_EVERY = max(1, TOTAL_STEPS // 20)
 
 
 def derive(key: bytes, kind: str, name: str, index: int = 0) -> bytes:
-    """Return the key below `key` that belongs to a kind of number, a name and an index."""
+    """Derive the key for a kind of number, a name and an index from the key of a branch."""
     digest = hashlib.sha256(key)
     for part in (kind.encode(), name.encode(), str(index).encode()):
         digest.update(len(part).to_bytes(8, "little") + part)
@@ -128,7 +128,7 @@ def to_tensor(array: np.ndarray) -> Tensor:
 
 
 def make_linear(num_inputs: int, num_outputs: int, gain: float) -> nn.Linear:
-    """Make a linear layer with orthogonal weights times `gain` (Saxe et al. 2014), or as torch makes it."""
+    """Make a linear layer with orthogonal weights times `gain` (Saxe et al. 2014), or with torch's default weights."""
     layer = nn.Linear(num_inputs, num_outputs)
     if ORTHOGONAL_INIT:
         nn.init.orthogonal_(layer.weight, gain)
@@ -137,7 +137,7 @@ def make_linear(num_inputs: int, num_outputs: int, gain: float) -> nn.Linear:
 
 
 def make_network(num_inputs: int, num_outputs: int, gain: float) -> nn.Sequential:
-    """Make a multi-layer perceptron; `gain` is that of the weights of its last layer."""
+    """Make a multi-layer perceptron. `gain`: gain of the weights of its last layer."""
     layers: list[nn.Module] = []
     for width in HIDDENS:
         layers += [make_linear(num_inputs, width, HIDDEN_GAIN), ACTIVATIONS[ACTIVATION]()]
@@ -153,7 +153,7 @@ class SquashedGaussian:
     """`tanh` of normal distributions with independent components (appendix C). Actions are `[N, A]` in [-1, 1]."""
 
     def __init__(self, mean: Tensor, log_std: Tensor) -> None:
-        """Take means and logarithms of standard deviations before `tanh`, both `[N, A]`."""
+        """Make distributions from means and logarithms of standard deviations before `tanh`, both `[N, A]`."""
         self.mean = mean
         self.log_std = log_std
 
@@ -168,7 +168,7 @@ class SquashedGaussian:
         distribution minus the sum of `log(1 - tanh(raw)^2)` over the components.
         """
         raw = torch.addcmul(self.mean, self.log_std.exp(), noise)
-        # Before the density, as in the library: the order of operations on `raw` is that in which gradients are summed.
+        # Before the density, as in the library: gradients are summed in the order of the operations on `raw`.
         actions = torch.tanh(raw)
         scaled = (raw - self.mean) * torch.exp(-self.log_std)
         energy = torch.addcmul(self.log_std, scaled, scaled, value=0.5).sum(-1)
@@ -183,7 +183,7 @@ def log_tanh_slope(raw: Tensor) -> Tensor:
 
 
 class Critics(nn.Module):
-    """`NUM_CRITICS` (K) networks that estimate the values of actions; a layer of all is one batched product."""
+    """`NUM_CRITICS` (K) networks that estimate the values of actions. Each layer is one batched product for all."""
 
     def __init__(self, num_inputs: int) -> None:
         super().__init__()
@@ -210,13 +210,13 @@ class Critics(nn.Module):
         x = torch.cat([obs, actions], -1).expand(NUM_CRITICS, -1, -1)
         for weight, bias in zip(weights[:-1], biases[:-1]):
             x = self.activation(torch.baddbmm(bias, x, weight))
-        # With one output a sum of products is faster than a product of matrices, and the library does the same.
+        # For one output a sum of products is faster than a matrix product. The library does the same.
         outputs = (x * weights[-1].transpose(1, 2)).sum(-1, keepdim=True) + biases[-1]
         return outputs.squeeze(-1)
 
 
 class Agent(nn.Module):
-    """A policy whose standard deviations depend on the observation, and critics."""
+    """Policy whose standard deviations depend on the observation, and critics."""
 
     def __init__(self, observation_space: gym.Space, action_space: gym.Space) -> None:
         super().__init__()
@@ -227,15 +227,15 @@ class Agent(nn.Module):
         self.policy = make_network(num_inputs, 2 * self.num_actions, POLICY_GAIN)
         last_layer: Any = self.policy[-1]
         nn.init.constant_(last_layer.bias[self.num_actions :], LOG_STD_INIT)
-        # The library makes a value network's last layer here, which SAC does not use. Making one takes as many random
-        # numbers, so that the critics begin with the same weights.
+        # The library makes the last layer of a value network here, which SAC does not use. Making it draws as many
+        # random numbers, so that the critics start with the same weights.
         make_linear(HIDDENS[-1], 1, VALUE_GAIN)
         self.critics = Critics(num_inputs + self.num_actions)
 
     def distribution(self, obs: Tensor) -> SquashedGaussian:
         """Return the policy's distributions over actions for observations `[N, ...]`."""
         mean, log_std = self.policy(obs).chunk(2, -1)
-        # Joined and split again as in the library, where a network returns both as one tensor.
+        # Joined and split again as in the library, whose networks return both as one tensor.
         joined = torch.cat([mean, log_std.clamp(*LOG_STD_BOUNDS)], -1)
         mean, log_std = joined.chunk(2, -1)
         return SquashedGaussian(mean, log_std)
@@ -254,13 +254,13 @@ class Agent(nn.Module):
 
 
 def make_envs() -> gym.vector.VectorEnv:
-    """Make the environments. When an episode ends, the same step begins the next one."""
+    """Make the environments. The step that ends an episode returns the first observation of the next one."""
     options = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     return gym.make_vec(ENV, NUM_ENVS, vectorization_mode="sync", vector_kwargs=options, **ENV_CONFIG)
 
 
 def true_next_obs(obs: np.ndarray, dones: np.ndarray, infos: dict[str, Any]) -> np.ndarray:
-    """Return the observations after a step; where an episode ended its last one, not the first of the next episode."""
+    """Return the observations after a step: at the end of an episode its last one, not the first of the next one."""
     next_obs = obs.copy()
     for b in np.flatnonzero(dones):
         next_obs[b] = infos["final_obs"][b]
@@ -274,14 +274,14 @@ def bounds(space: gym.Space) -> tuple[np.ndarray, np.ndarray]:
 
 
 def to_env(actions: np.ndarray, space: gym.Space) -> np.ndarray:
-    """Return actions in [-1, 1] as the environment takes them: scaled to its bounds."""
+    """Return actions in [-1, 1] scaled to the bounds of the environment."""
     assert isinstance(space, gym.spaces.Box)
     centre, half = bounds(space)
     return np.clip(actions.astype(space.dtype) * half + centre, space.low, space.high)
 
 
 def evaluate(agent: Agent) -> list[float]:
-    """Return the returns of episodes with the actions at the means of the policy."""
+    """Play episodes with the actions at the means of the policy, and return their returns."""
     env = gym.make(ENV, **ENV_CONFIG)
     returns = []
     for seed in seeds("evaluation", number=EVALUATION_EPISODES):
@@ -302,7 +302,7 @@ def evaluate(agent: Agent) -> list[float]:
 
 
 class Replay:
-    """The newest transitions, in a ring: one row for each environment and step."""
+    """Replay buffer with the newest transitions in a ring, one row for each environment and step."""
 
     def __init__(self) -> None:
         self.size = -(-CAPACITY // NUM_ENVS)  # in steps of all environments
@@ -322,7 +322,7 @@ class Replay:
     def sample(self) -> dict[str, Tensor]:
         """Return `BATCH_SIZE` transitions, all with the same probability."""
         num_rows = min(self.count, self.size) * NUM_ENVS
-        # Rounding may lift a product to `num_rows` itself.
+        # Rounding may make a product `num_rows` itself.
         rows = np.minimum((self.rng.random(BATCH_SIZE) * num_rows).astype(np.int64), num_rows - 1)
         batch = self._one_step(rows) if N_STEP == 1 else self._n_steps(rows)
         return {name: to_tensor(column) for name, column in batch.items()}
@@ -336,15 +336,15 @@ class Replay:
         `rewards` are discounted sums, `discounts` is the factor of the value after the last step.
         """
         newest = (self.count - 1) % self.size
-        goes_on = np.ones(BATCH_SIZE, bool)
+        continues = np.ones(BATCH_SIZE, bool)
         last = rows
         rewards = self.columns["rewards"][rows].astype(np.float64)
         discounts = np.full(BATCH_SIZE, GAMMA)
         for _ in range(N_STEP - 1):
-            goes_on &= ~self.columns["dones"][last] & (last // NUM_ENVS != newest)
-            last = np.where(goes_on, (last + NUM_ENVS) % (self.size * NUM_ENVS), last)
-            rewards += np.where(goes_on, discounts * self.columns["rewards"][last], 0.0)
-            discounts = np.where(goes_on, discounts * GAMMA, discounts)
+            continues &= ~self.columns["dones"][last] & (last // NUM_ENVS != newest)
+            last = np.where(continues, (last + NUM_ENVS) % (self.size * NUM_ENVS), last)
+            rewards += np.where(continues, discounts * self.columns["rewards"][last], 0.0)
+            discounts = np.where(continues, discounts * GAMMA, discounts)
         return {
             "obs": self.columns["obs"][rows],
             "actions": self.columns["actions"][rows],
@@ -365,7 +365,7 @@ class OrnsteinUhlenbeck:
         self.noise = np.zeros((NUM_ENVS, num_actions), np.float32)
 
     def step(self, normal: np.ndarray) -> np.ndarray:
-        """Return the noise `[B, A]` of the next step, made from standard normal numbers."""
+        """Return the noise `[B, A]` of the next step. `normal`: standard normal numbers `[B, A]`."""
         change = normal * np.float32(OU_SIGMA) * np.float32(math.sqrt(OU_DT))
         self.noise = self.noise * np.float32(1.0 - OU_THETA * OU_DT) + change
         return self.noise
@@ -376,7 +376,7 @@ class OrnsteinUhlenbeck:
 
 
 class Collector:
-    """Plays the environments and remembers the returns of finished episodes."""
+    """Collector that plays the environments and keeps the returns of finished episodes."""
 
     def __init__(self, envs: gym.vector.VectorEnv) -> None:
         self.envs = envs
@@ -391,7 +391,7 @@ class Collector:
         self.finished_returns: list[float] = []
 
     def collect(self, agent: Agent, replay: Replay, step: int) -> None:
-        """Add `NUM_STEPS` steps of each environment to the buffer; `step` is the environment step at the beginning."""
+        """Add `NUM_STEPS` steps of each environment to the buffer. `step`: environment step before them."""
         noise = None
         process_noise = None
         if step >= LEARNING_STARTS:
@@ -437,7 +437,7 @@ class Collector:
 
 
 def scheduled(setting: float | Schedule, step: int) -> float:
-    """Return the value of a setting at an environment step."""
+    """Return the value of a setting, which may be a schedule, at an environment step."""
     if isinstance(setting, int | float):
         return setting
     steps, values = zip(*setting)
@@ -447,7 +447,7 @@ def scheduled(setting: float | Schedule, step: int) -> float:
 def sac_loss(
     agent: Agent, target: Critics, log_alpha: Tensor, batch: dict[str, Tensor], noise: Tensor, next_noise: Tensor
 ) -> Tensor:
-    """Return the sum of the losses of critics, policy and temperature; no two of them reach the same parameters.
+    """Return the sum of the losses of critics, policy and temperature. Each has gradients for its own parameters only.
 
     `noise` and `next_noise`, standard normal numbers `[N, A]`, select actions for `obs` and `next_obs`.
     """
@@ -456,10 +456,10 @@ def sac_loss(
     # Critics, equations 5 and 6: r + gamma * (min Q'(s', a') - alpha * log pi(a' | s')).
     with torch.no_grad():
         next_actions, next_logp = agent.distribution(batch["next_obs"]).sample(next_noise)
-        following = target(batch["next_obs"], next_actions).amin(0) - alpha * next_logp
+        next_values = target(batch["next_obs"], next_actions).amin(0) - alpha * next_logp
         discounts = GAMMA if N_STEP == 1 else batch["discounts"]
-        # A terminated episode has no value left; a truncated one goes on.
-        targets = batch["rewards"] + (1.0 - batch["terminateds"]) * discounts * following
+        # After a termination there is no value. A truncated episode could have continued, so its value counts.
+        targets = batch["rewards"] + (1.0 - batch["terminateds"]) * discounts * next_values
     errors = agent.critics(batch["obs"], batch["actions"]) - targets
     loss = (0.5 * errors.square().sum(0)).mean()
 
@@ -468,7 +468,7 @@ def sac_loss(
     values = agent.critics(batch["obs"], actions, frozen=True).amin(0)
     loss = loss + (alpha * logp - values).mean()
 
-    # Temperature, equation 18, with the gradient of log(alpha) in place of alpha's.
+    # Temperature, equation 18, but with log(alpha) in place of the factor alpha.
     if ALPHA == "auto":
         target_entropy = -float(agent.num_actions) if TARGET_ENTROPY == "auto" else TARGET_ENTROPY
         loss = loss + (-log_alpha * (logp.detach() + target_entropy)).mean()
@@ -501,7 +501,7 @@ def clip_gradient(parameters: nn.Parameter) -> None:
 
 
 class Learner:
-    """The target critics, the temperature, and an optimizer for each part of an agent."""
+    """Learner of an agent: its target critics, its temperature, and an optimizer for each of its parts."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
@@ -524,15 +524,15 @@ class Learner:
         ]
 
     def update(self, batch: dict[str, Tensor], step: int) -> None:
-        """Take one gradient step at an environment step."""
+        """Take one gradient step with a batch. `step`: environment step, for the schedules."""
         self.gradient_steps += 1
-        drawn = to_tensor(self.noise.standard_normal((BATCH_SIZE, 2 * self.agent.num_actions), np.float32))
-        noise, next_noise = drawn.chunk(2, -1)
+        normal = to_tensor(self.noise.standard_normal((BATCH_SIZE, 2 * self.agent.num_actions), np.float32))
+        noise, next_noise = normal.chunk(2, -1)
         loss = sac_loss(self.agent, self.target, self.log_alpha, batch, noise, next_noise)
 
         for optimizer, rate in zip(self.optimizers, self.rates):
             optimizer.param_groups[0]["lr"] = scheduled(rate, step)
-            # The gradients are views of one vector, which must stay in its place.
+            # The gradients are views of one vector. Setting them to None would separate them from it.
             optimizer.zero_grad(set_to_none=False)
         loss.backward()
         for part in self.parameters:
@@ -545,7 +545,7 @@ class Learner:
 
 
 def train() -> Agent:
-    """Return the trained agent."""
+    """Train an agent and return it."""
     torch.set_num_threads(NUM_THREADS)
     envs = make_envs()
     torch.manual_seed(seeds("module")[0])
@@ -554,7 +554,7 @@ def train() -> Agent:
     collector = Collector(envs)
     replay = Replay()
 
-    began = time.time()
+    start_time = time.time()
     steps_to_learn_from = 0
     for step in range(STEPS_PER_ROUND, TOTAL_STEPS + STEPS_PER_ROUND, STEPS_PER_ROUND):
         collector.collect(agent, replay, step - STEPS_PER_ROUND)
@@ -568,7 +568,7 @@ def train() -> Agent:
 
         if collector.finished_returns and step % PRINT_EVERY < STEPS_PER_ROUND:
             recent = np.mean(collector.finished_returns[-100:])
-            print(f"step {step:,}: return {recent:.2f}, {step / (time.time() - began):,.0f} steps/s")
+            print(f"step {step:,}: return {recent:.2f}, {step / (time.time() - start_time):,.0f} steps/s")
     envs.close()
     return agent
 
