@@ -253,5 +253,5 @@ def _is_record(line: bytes) -> bool:
 
 
 def _is_save(record: Mapping[str, Any]) -> bool:
-    """Return whether a record is that of a save. The scope has other records as well (`save/episodes_cut`)."""
+    """Return whether a record describes a save. Its scope has other records as well (`save/episodes_cut`)."""
     return record["scope"] == "save" and "epoch" in record["data"]

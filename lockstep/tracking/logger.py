@@ -56,7 +56,7 @@ class Intervals(TypedDict, total=False):
 
 
 class BaseLogger(ABC):
-    """Base of all loggers. A subclass implements `write`, and `restore_data` if it can read what it has written.
+    """Base of all loggers. A subclass implements `write`, and `restore_data` if it can read its records.
 
     Arrays and lists are left out of the records.
 

@@ -57,9 +57,9 @@ class _ReductionRule:
         return self.window is not None or self.reduce in ("lifetime_sum", "ema")
 
     def combined(self, before: list[Entry], new: list[Entry]) -> list[Entry]:
-        """Return the entries that the number is made of, from those of earlier reports and the new ones.
+        """Return the entries that the number is computed from, given entries of earlier reports and new ones.
 
-        They are also all that a later report needs: a lifetime sum and a moving average are one entry.
+        A later report needs no others: a lifetime sum and a moving average become one entry.
         """
         if self.window is not None:
             return [*before, *new][-self.window :]
@@ -169,7 +169,7 @@ class Metrics:
             reduce: `mean` (weighted by rows on a learner), `min`, `max`, `sum` or `item` (the last value) of the values
                 in a report; `percentiles` of them (reported as `key/p0`, `p50`, `p75`, `p90`, `p95`, `p99`, `p100`); or
                 `lifetime_sum` or `ema` over all reports.
-            window: number of last values that are reduced, over as many reports as they span. None: those of the
+            window: number of last values that are reduced, however many reports they span. None: all values in the
                 report.
             ema_coeff: share of a new value in an `ema`. None: 0.01.
             weight: number of rows behind the value. 0: it does not count. None: `Metrics.weight`.
@@ -186,7 +186,7 @@ class Metrics:
         plain = _as_numbers(parts, value)
         has_elements = not isinstance(plain, float) and plain.ndim > 0
         rows = self.weight if weight is None else weight
-        # Elements are rows themselves: each counts once, however many rows a single value would stand for.
+        # Each element of an array is one row, whereas a single value is the mean of `rows` rows.
         self._values.append((parts, plain, min(rows, 1.0) if has_elements else rows, self.step))
 
     def log_dict(self, values: Mapping[str, Any], key: str | Key = (), **reduction: Unpack[Reduction]) -> None:
@@ -340,7 +340,7 @@ class Metrics:
         return self._packed(self._merged(parts))
 
     def statistics(self, parts: Sequence[Part]) -> dict[str, Any]:
-        """Return the fields of `CollectStats` for the entries of several processes: a report and its values."""
+        """Return the fields `metrics` and `logged` of `CollectStats` for the entries of several processes."""
         part = parts[0] if len(parts) == 1 else self.joined(parts)
         numbers = self.report([part])
         return {"metrics": named(numbers), "logged": part} if numbers else {}
@@ -354,7 +354,7 @@ class Metrics:
     def current_numbers(self) -> dict[Key, float]:
         """Return the numbers that a report would give now, without forgetting anything.
 
-        Metrics that span reports are left out: what they carry is not here.
+        Metrics that span reports are left out, because entries of earlier reports may be elsewhere.
         """
         numbers: dict[Key, float] = {}
         for key, entries in self._on_host().items():
@@ -369,7 +369,8 @@ class Metrics:
 
         Args:
             parts: entries of several processes, in their order. None: the entries logged here.
-            by_step: whether the means of one step are those of different rows of it, and become one mean first.
+            by_step: whether the means of one step cover different rows of it, as those of several learners do, and are
+                joined to one mean first.
 
         Raises:
             ValueError: a key is reduced in two ways.
@@ -406,9 +407,9 @@ class Metrics:
         return report
 
     def _entries_of(self, key: Key, new: list[Entry]) -> list[Entry]:
-        """Return the entries that the number of a key is made of, without those of weight 0.
+        """Return the entries that the number of a key is computed from. Entries of weight 0 are left out.
 
-        A plain mean gets all of them: its weights say which ones count.
+        A plain mean keeps them: its weights say which entries count, and `series` has all of them.
         """
         rule = self._rules.get(key, MEAN)
         if rule is MEAN:
@@ -506,7 +507,7 @@ class Metrics:
         """Restore a state of `get_state`."""
         self._forget()
         self._rules = {tuple(key): _rule_of(*reduction) for key, *reduction in state["reductions"]}
-        # Not sorted by step: carried entries are those of several reports, each of which counts steps from 0.
+        # Not sorted by step: carried entries come from several reports, each of which counts steps from 0.
         self._carried = self._unpacked(state["kept"])
         logged = self._unpacked(state["logged"])
         self._values = []
@@ -549,7 +550,7 @@ def _as_numbers(key: Key, value: object) -> Any:
 
 
 def _numbers_of(singles: list[Tensor], several: list[Tensor]) -> list[float]:
-    """Return the elements of all tensors, those of the 0-d `singles` first.
+    """Return the elements of all tensors, first the 0-d `singles`, then the elements of `several`.
 
     There is one transfer for each device and dtype: tensors of different dtypes cannot be joined without rounding.
     """

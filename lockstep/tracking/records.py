@@ -1,5 +1,6 @@
 """Records of a run: flat names, aggregation between two writes, and conversion to strict JSON."""
 
+import itertools
 import json
 import math
 import os
@@ -80,10 +81,10 @@ def reduction_of(key: str) -> str:
     The last part of the name decides:
 
     - `max` and `min` are their own reductions.
-    - `last` is that of lifetime counters (`..._lifetime`), positions (`epoch`, `env_step`, ...), times of the whole run
+    - `last` is for lifetime counters (`..._lifetime`), positions (`epoch`, `env_step`, ...), times of the whole run
       (`timing/...`), `epsilon` (`epsilon/...` by module) and `best_...`.
-    - `sum` is that of `count`, `env_restarts`, `collect_time` and names that begin with `n_` or `num_`.
-    - All others are averaged.
+    - `sum` is for `count`, `env_restarts`, `collect_time` and names that begin with `n_` or `num_`.
+    - `mean` is for all others.
     """
     group, name = _split(key)
     if name in ("max", "min"):
@@ -98,11 +99,11 @@ def reduction_of(key: str) -> str:
 def aggregate(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return several flat records as one, with names in the order of their first appearance.
 
-    None means "no value" and is skipped. How the values of a name are combined is that of `reduction_of`, and means are
-    weighted where their weights are known:
+    None means "no value" and is skipped. The values of a name are combined as `reduction_of` says, and means are
+    weighted if their weights are known:
 
-    - A `mean` or `std` with a `count` in the same group is weighted by it. So means over collects of different length
-      are the mean over all their episodes, and the deviation is that of all episodes together.
+    - A `mean` or `std` with a `count` in the same group is weighted by it. So the means of collects of different
+      lengths become the mean over all their episodes, and the deviations become the deviation over all episodes.
     - A `median` is the mean of the medians with the same weights; the median of all episodes cannot be computed from
       them.
     - `collect_speed` is all steps divided by all seconds.
@@ -110,12 +111,12 @@ def aggregate(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     if len(records) == 1:
         return dict(records[0])
-    keys = dict.fromkeys(key for record in records for key in record)
+    keys = dict.fromkeys(itertools.chain.from_iterable(records))
     return {key: _aggregate_one(records, key, reduction_of(key)) for key in keys}
 
 
 def _aggregate_one(records: Sequence[Mapping[str, Any]], key: str, reduction: str) -> Any:
-    """Return the value of one name from those of several records."""
+    """Combine the values of one name in several records."""
     present = [record for record in records if record.get(key) is not None]
     values: list[Any] = [record[key] for record in present]
     if not values:
@@ -151,7 +152,7 @@ def _weights(records: Sequence[Mapping[str, Any]], group: str, name: str) -> np.
     """Return the weights of the records' means (episodes, seconds or rows), None if they are not known."""
     if name in ("mean", "median", "std"):
         key = f"{group}count"
-    elif group == "returns/":  # mean return of one of several agents, without a count of its own
+    elif group == "returns/":  # mean return of one of several agents, which has no separate count
         key = "returns_stat/count"
     elif name == "collect_speed":
         key = f"{group}collect_time"

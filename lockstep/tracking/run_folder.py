@@ -348,7 +348,7 @@ def find_run(path: str | os.PathLike[str]) -> Path:
 def stage_seconds(summary: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     """Return `(seconds, share)` of each stage of a run that has ended, the longest first, from its summary.
 
-    The time that belongs to no stage is that of "checkpoints, logs".
+    Time outside all stages is attributed to "checkpoints, logs".
     """
     stages = {name: float(value) for name, value in (summary.get("seconds_by_stage") or {}).items()}
     total = max(float(summary["timing"]["total_time"]), sum(stages.values()))
@@ -360,7 +360,7 @@ def stage_seconds(summary: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
 def prune_checkpoints(directory: Path, keep: int) -> None:
     """Delete all but the newest `keep` (at least 1) of the checkpoints `step_*` in a directory.
 
-    The order is that of `newest_checkpoint`, by attempt and steps. Checkpoints without a readable manifest are the
+    They are ordered by attempt and steps, as in `newest_checkpoint`. Checkpoints without a readable manifest are the
     oldest.
     """
     checkpoints = [path for path in checkpoints_in(directory, unreadable_first=False) if path.name.startswith("step_")]

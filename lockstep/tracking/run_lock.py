@@ -49,7 +49,7 @@ class Holder:
 
     @classmethod
     def of_this_process(cls, job: str | None, restarts: int) -> Self:
-        """Return this process as a holder. `job` and `restarts` are those of torchrun."""
+        """Return this process as a holder. torchrun tells `job` and `restarts`."""
         process = os.getpid()
         return cls(
             host=socket.gethostname(),
@@ -149,15 +149,15 @@ class RunLock:
         """Remove the present lock if it may be taken over. `RunLockError` if its holder is alive."""
         try:
             old = self.path.read_bytes()
-            # Both times are set by the clock of the file system, which may differ from that of this machine.
+            # Both times are set by the clock of the file system. The clock of this machine may differ.
             age = candidate.stat().st_mtime - self.path.stat().st_mtime
         except FileNotFoundError:
             return
         if not take_over:
             self._check_gone(old, age, new_holder)
 
-        # Several processes may see the same old lock. Renaming lets only one of them remove it. If another process has
-        # put its new lock there in the meantime, it is put back.
+        # Several processes may see the same old lock, and only one of them can rename it. If another process has taken
+        # the lock in the meantime, its new lock has been renamed here by mistake, and is put back.
         aside = temporary_sibling(self.path)
         try:
             os.rename(self.path, aside)
@@ -189,14 +189,14 @@ class RunLock:
         is_earlier_of_job = holder.job and holder.job == new_holder.job and holder.restarts < new_holder.restarts
         if holder.is_process_of(new_holder) or is_earlier_of_job:
             return
-        words = f"{self.folder} is trained by {holder.description}"
+        trained_by = f"{self.folder} is trained by {holder.description}"
         if holder.machine == new_holder.machine and holder.host == new_holder.host:
             if _start_time_of(holder.process) == holder.started:
-                raise RunLockError(f"{words}, which is alive; {advice}")
+                raise RunLockError(f"{trained_by}, which is alive; {advice}")
         elif age <= STALE_SECONDS:
             raise RunLockError(
-                f"{words}, whose last sign of life is {max(0.0, age):.0f} s old (after {STALE_SECONDS:.0f} s it counts "
-                f"as gone); {advice}"
+                f"{trained_by}, whose last sign of life is {max(0.0, age):.0f} s old (after {STALE_SECONDS:.0f} s it "
+                f"counts as gone); {advice}"
             )
 
     def _hold(self, content: bytes) -> None:
@@ -226,7 +226,7 @@ class RunLock:
         raise RunLockError(f"{self.folder} was taken over by another process; nothing more is written")
 
     def _is_held(self) -> bool:
-        """Return whether the lock file is that of this object."""
+        """Return whether the lock file still has the content of this object."""
         try:
             return self.path.read_bytes() == self._content
         except OSError:
@@ -283,7 +283,7 @@ def _beat(ended: threading.Event, path: Path, content: bytes) -> None:
 
 
 def _remove(content: bytes, path: Path, ended: threading.Event, process: int) -> None:
-    """Remove a lock file, if it is still that of this process."""
+    """Remove a lock file, unless another process has taken the lock."""
     if os.getpid() != process:  # a forked child has inherited the finalizer, but not the lock
         return
     ended.set()

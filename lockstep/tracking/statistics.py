@@ -22,7 +22,7 @@ SeriesAndSeconds = tuple[Series, Mapping[str, float]]
 
 
 def asdict(stats: Any) -> dict[str, Any]:
-    """Return all fields of a statistics object as values for JSON, including those of nested statistics.
+    """Return all fields of a statistics object and of nested statistics as values for JSON.
 
     Arrays and tuples become lists, which `dataclasses.asdict` would leave as they are.
     """
@@ -119,7 +119,7 @@ class CollectStatsBase(Stats):
 class CollectStats(CollectStatsBase):
     """Statistics of one or several collects.
 
-    Returns and lengths are those of whole episodes, however many collects they span. They may be given as any
+    Returns and lengths count whole episodes, however many collects an episode spans. They may be given as any
     sequences, and become read-only arrays. Fields that are computed from others cannot be given.
     """
 
@@ -144,9 +144,9 @@ class CollectStats(CollectStatsBase):
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Reduced metrics, by name, that callbacks logged in the processes of the environments."""
     logged: Part | None = field(default=None, repr=False)
-    """The values behind `metrics`, from which those of several collects are computed."""
+    """The values behind `metrics`. The metrics of several collects together are computed from them."""
     epsilon: Mapping[str, float] = field(default_factory=dict)
-    """Probability of a random action, by module; for several collects that of the last one. It is 1 while all actions
+    """Probability of a random action in the last collect, by module. It is 1 while all actions
     are random. Modules that do not explore epsilon-greedily are left out."""
 
     collect_speed: float = field(init=False)
@@ -460,7 +460,7 @@ class RunningMeanStd(RunningMoments):
     and the variance 1.
 
     Args:
-        shape: shape of a row. None: that of the first rows.
+        shape: shape of a row. None: the shape of the first rows.
         clip_max: limit of normalised values. None: they are not clipped.
         eps: number above 0 that is added to the variance.
 

@@ -21,8 +21,8 @@ _COUNTERS = "save/counters"
 class TensorboardLogger(BaseLogger):
     """Logger that writes numbers as scalars and text as text to TensorBoard event files.
 
-    A tag is the scoped name (`test/returns_stat/mean`), and its step is that of its scope. The state holds the length
-    of each event file: `set_state` cuts away all records after the checkpoint.
+    A tag is the scoped name (`test/returns_stat/mean`), over the steps of its scope. The state holds the length of each
+    event file: `set_state` cuts away all records after the checkpoint.
 
     Args:
         log_dir: directory of the event files, which is made when it is needed.

@@ -1,4 +1,4 @@
-"""`Totals`: statistics of several collects and updates as those of one, for example of an epoch."""
+"""`Totals`: statistics of several collects and updates together, for example of an epoch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class Totals:
             "env_time": 0.0,
             "act_time": 0.0,
         }
+        """Sums of fields of `CollectStats`, by their names."""
         self._episodes: dict[str, list[Any]] = {"returns": [], "lens": [], "agent_returns": [], "agent_modules": []}
+        """Values of all episodes, by fields of `CollectStats`."""
         self._agents: tuple[str, ...] = ()
         self._epsilon: dict[str, float] = {}
         self._metrics: dict[str, float] = {}
@@ -63,7 +65,7 @@ class Totals:
             self._logged.add(stats.logged)
 
     def collect_stats(self) -> CollectStats:
-        """Return the statistics of all collects as those of one."""
+        """Return the statistics of all collects together."""
         episodes = {name: tuple(values) for name, values in self._episodes.items()}
         metrics: dict[str, Any] = {}
         if self._metrics:
@@ -91,7 +93,7 @@ class Totals:
             self.series_and_seconds()
 
     def training_stats(self) -> TrainingStats:
-        """Return the statistics of all updates as those of one, over all their gradient steps."""
+        """Return the statistics of all updates together, over all their gradient steps."""
         series, seconds = self.series_and_seconds()
         metrics = {name: SequenceSummaryStats.from_sequence(values) for name, values in series.items()}
         return TrainingStats(self.train_time, self.gradient_steps, metrics, dict(seconds), self._first_bad_step)
@@ -113,7 +115,7 @@ class Totals:
     # -- state ---
 
     def get_state(self) -> dict[str, Any]:
-        """Return the totals as plain values and arrays. The keys are those of earlier versions."""
+        """Return the totals as plain values and arrays. The keys are the same as in earlier versions."""
         series, seconds = self.series_and_seconds()
         return {
             "collected": self.collect_stats().get_state(),
@@ -138,7 +140,7 @@ class Totals:
 
 
 def merge_training_stats(parts: Sequence[TrainingStats]) -> TrainingStats:
-    """Return the statistics of several updates as those of one, over all their gradient steps."""
+    """Return the statistics of several updates together, over all their gradient steps."""
     totals = Totals()
     for part in parts:
         totals.add_update(part)

@@ -89,7 +89,8 @@ class NumberedLogger(BaseLogger):
         save = self._progress().get("save")
         if save is None:
             return 0, 0, 0
-        epoch, env_step, gradient_step, self._number = (int(value) for value in save[:4])
+        epoch, env_step, gradient_step, number = (int(value) for value in save[:4])
+        self._number = number
         self._continue_from(epoch, env_step, gradient_step)
         return epoch, env_step, gradient_step
 
@@ -100,8 +101,8 @@ class NumberedLogger(BaseLogger):
     def get_state(self) -> dict[str, Any]:
         """Return the state of the base, with the run's id and the number of the next record.
 
-        Pending records are sent first. A run that is ended early sends them at its end in any case. Its continuation
-        would then have other records under their numbers, which the service would not get.
+        Pending records are sent first. Otherwise a run that is ended early would send them at its end, under the
+        numbers of the records that its continuation produces, and the service would not get those any more.
         """
         self.flush()
         return {**super().get_state(), "run_id": self.run_id, "number": self._number or 0}
@@ -315,7 +316,7 @@ class WandbLogger(NumberedLogger):
         settings: Mapping[str, Any] | None = None,
         **intervals: Unpack[Intervals],
     ) -> None:
-        # The id is that of `uuid`, not of a random stream of the run: two runs with one seed need different ids.
+        # The id comes from `uuid` and not from a random stream of the run: two runs with one seed need different ids.
         super().__init__(run_id or uuid.uuid4().hex[:8], config, **intervals)
         if mode is not None:
             check_choice("mode", mode, ("online", "offline", "disabled"))
