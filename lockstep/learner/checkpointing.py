@@ -231,8 +231,10 @@ def policies_state(policies: TrainedModules) -> Any:
 
 
 def check_no_statistics(saved: Mapping[str, Any]) -> None:
-    """Check that saved connectors have no statistics, which cannot be built from a checkpoint; `ValueError`
-    otherwise."""
+    """Check that saved connectors have no statistics; `ValueError` otherwise.
+
+    A checkpoint does not say how connectors are built, so they have to be passed in.
+    """
     for module_id, state in saved.items():
         try:
             if state["rewards"] is not None:
@@ -327,8 +329,10 @@ def section_recipe(section: Section) -> State:
 
 
 def built_section(saved: Mapping[str, Any], section: Section | None, base: type, names: FileNames) -> Any:
-    """Return `section`, or the saved section if it is None; `ValueError` naming the argument that has to be passed
-    in."""
+    """Return `section`, or the saved section if it is None.
+
+    Raises `ValueError` if the saved one cannot be built, naming the argument that has to be passed in.
+    """
     if section is not None:
         return section
     name = "framework" if base is FrameworkSection else "config"

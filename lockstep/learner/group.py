@@ -61,8 +61,10 @@ class LearnerBackend:
         return 1
 
     def share(self, data: Data) -> Data:
-        """Return the part of episodes or a batch that this learner trains on. Ranks with the same data get one shard
-        each."""
+        """Return the part of episodes or a batch that this learner trains on.
+
+        Ranks with the same data get one shard each.
+        """
         reducer = self.learner.reducer
         if reducer.world_size == 1 or isinstance(data, TensorRollout):  # each rank has its own rollout
             return data
@@ -103,8 +105,10 @@ class LearnerBackend:
         return self.learner.reducer.gather(value) if isinstance(value, np.ndarray) else [value]
 
     def first(self, func: Callable[..., Any], *args: object) -> Any:
-        """Return `func(learner, *args)` of one learner. `func` must return the same on all learners, and change
-        nothing."""
+        """Return `func(learner, *args)` of one learner.
+
+        `func` must return the same on all learners, and change nothing.
+        """
         return func(self.learner, *args)
 
     def peek(self, func: Callable[..., Any]) -> Any:
@@ -287,8 +291,10 @@ class LearnerGroup:
         reduce_results: bool = True,
         on_full: OnFull = "wait",
     ) -> Any:
-        """Train on a `SampleBatch` or `MultiAgentBatch` with the columns that the loss needs; see
-        `update_from_episodes`."""
+        """Train on a `SampleBatch` or `MultiAgentBatch` with the columns that the loss needs.
+
+        Arguments and results are those of `update_from_episodes`.
+        """
         options: dict[str, Any] = {
             "timesteps": timesteps,
             "num_epochs": num_epochs,
@@ -438,8 +444,10 @@ class LearnerGroup:
     def get_weights(
         self, module_ids: Collection[str] | str | None = None, inference_only: bool = False
     ) -> dict[str, dict[str, np.ndarray]]:
-        """Return copies of weights, `{module_id: {name: array}}`; with `inference_only` only those that acting
-        needs."""
+        """Return copies of weights, `{module_id: {name: array}}`.
+
+        With `inference_only` they are those that acting needs.
+        """
         with self._queue.between_updates():
             return self._backend.first(methodcaller("get_weights", module_ids, inference_only))
 
@@ -454,8 +462,10 @@ class LearnerGroup:
             return self._backend.foreach(func, *args)
 
     def first_learner(self, func: Callable[..., Any], *args: object) -> Any:
-        """Return `func(learner, *args)` of one learner, between two updates. `func` must return the same on all
-        learners."""
+        """Return `func(learner, *args)` of one learner, called between two updates.
+
+        `func` must return the same on all learners.
+        """
         with self._queue.between_updates():
             return self._backend.first(func, *args)
 

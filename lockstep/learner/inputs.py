@@ -192,10 +192,10 @@ def check_loss(loss: object, method: str, module_id: str) -> None:
 
 
 def flat_actions(actions: Tree, space: spaces.Space[Any]) -> np.ndarray:
-    """Return actions `[N, ...]` in the flat form of train batches. Actions that are not a tree are in this form
-    already.
+    """Return actions `[N, ...]` in the flat form of train batches.
 
-    Raises `ValueError` for a tree whose structure is not that of `space`.
+    Actions that are not a tree are in this form already. Raises `ValueError` for a tree whose structure is not that of
+    `space`.
     """
     if isinstance(actions, dict | tuple):
         if not isinstance(space, COMPOSITE):

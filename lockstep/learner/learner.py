@@ -801,10 +801,10 @@ class Learner(Generic[Training]):
         raise TypeError(f"{type(self).__name__} has no loss; override compute_loss_for_module")
 
     def fused_loss(self, module_id: str, config: Training, batch: TensorColumns, fwd_out: Outputs) -> Tensor | None:
-        """Return the loss of `compute_loss_for_module` computed by a kernel, with the same metrics logged; None if the
-        kernel cannot compute this loss.
+        """Return the loss of `compute_loss_for_module`, computed by a kernel; None if the kernel cannot compute it.
 
-        Only `compute_losses` calls it, if `loss_has_kernel` is set. `framework(fused_losses=False)` switches it off.
+        It logs the same metrics. Only `compute_losses` calls it, if `loss_has_kernel` is set.
+        `framework(fused_losses=False)` switches it off.
         """
         return None
 
@@ -828,8 +828,7 @@ class Learner(Generic[Training]):
         return self.reducer.means(values, mask, counts=self.rows_in_step > 0)
 
     def normalized(self, values: Tensor, batch: TensorColumns) -> Tensor:
-        """Return `values` `[N]` shifted and scaled to mean 0 and standard deviation 1 over the rows of *all*
-        learners."""
+        """Return `values` `[N]` with mean 0 and standard deviation 1 over the rows of *all* learners."""
         if batch.get(Columns.LOSS_MASK) is None and self.reducer.world_size == 1:
             variance, mean = torch.var_mean(values, correction=0)
             return (values - mean) / (variance.sqrt() + 1e-8)
@@ -969,10 +968,9 @@ class Learner(Generic[Training]):
         return True
 
     def pattern(self, num_steps: int) -> Hashable:
-        """Return a key that tells which of the coming `num_steps` gradient steps do more than others, such as target
-        updates.
+        """Return a key that tells which of the coming `num_steps` gradient steps do more than others.
 
-        A CUDA graph of several steps is valid for one key only.
+        An example is a step with a target update. A CUDA graph of several steps is valid for one key only.
         """
         return None
 
@@ -1282,8 +1280,10 @@ class Learner(Generic[Training]):
         return self.lifetime[name]
 
     def _is_first_count(self, name: str, amount: int) -> bool:
-        """Add `amount` to a lifetime counter, and return whether this learner is to warn of it: rank 0, the first
-        time."""
+        """Add `amount` to a lifetime counter, and return whether this learner is to warn of it.
+
+        Rank 0 warns, the first time that the amount is not 0.
+        """
         return bool(amount) and self.count(name, amount) == amount and self.reducer.rank == 0
 
     # -- state ---
@@ -1365,8 +1365,9 @@ class Learner(Generic[Training]):
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, *, trust: bool = False, **parts: Unpack[LearnerParts]) -> Self:
-        """Return the learner in a checkpoint, built and restored. `Learner.from_checkpoint` takes the class that was
-        saved.
+        """Return the learner in a checkpoint, built and restored.
+
+        `Learner.from_checkpoint` takes the class that was saved.
 
         Args:
             path: Folder of the checkpoint.

@@ -100,8 +100,10 @@ class LearnerState:
             learner.policies_to_train = allowed if allowed is None else list(allowed)
 
     def _restore_coefficients(self, coefficients: Mapping[str, Any]) -> None:
-        """Continue the schedules of coefficients; a schedule that is configured anew is used instead, with a
-        warning."""
+        """Continue the schedules of coefficients.
+
+        If another schedule is configured now, it is used instead, with a warning.
+        """
         for key, saved in coefficients.items():
             module_id, name = key.rsplit("/", 1)
             schedule, value = self.learner.coefficients[module_id, name]

@@ -127,10 +127,10 @@ def warn_of_rows_left_out(num_left_out: int, num_rows: int, options: UpdateOptio
 
 
 def steps_by_row(columns: Mapping[str, TensorColumns]) -> dict[str, np.ndarray]:
-    """Return the number of transitions in each row `[N]` by module id, for the modules whose columns have a
-    `loss_mask`.
+    """Return the number of transitions in each row `[N]`, by module id.
 
-    A row of a module with memory is a sequence, which holds several transitions.
+    Only modules whose columns have a `loss_mask` are in the result. A row of a module with memory is a sequence, which
+    holds several transitions.
     """
     masks = {mid: part[Columns.LOSS_MASK] for mid, part in columns.items() if Columns.LOSS_MASK in part}
     return {mid: mask.reshape(len(mask), -1).sum(1).cpu().numpy() for mid, mask in masks.items()}

@@ -75,8 +75,10 @@ class CompiledSteps(Protocol):
 
 
 class SteppedLearner(StatefulLearner, Protocol):
-    """Learner whose gradient steps are compiled or captured in a CUDA graph: the hooks and the state that this
-    needs."""
+    """Learner whose gradient steps are compiled or captured in a CUDA graph.
+
+    These are the hooks and the state that compiling and capturing use.
+    """
 
     device: torch.device
     dtype: torch.dtype

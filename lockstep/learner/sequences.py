@@ -283,8 +283,7 @@ def remembered_rows(columns: TensorColumns, network: Remembering, target: Rememb
     sequences = torch.arange(number, device=lengths.device)
 
     def with_last(leaf: Tensor, next_leaf: Tensor) -> Tensor:
-        """Return observations `[S, L + 1, ...]` with the next observation of each sequence's last row after that
-        row."""
+        """Return `leaf` as `[S, L + 1, ...]`, with the next observation of each last row after that row."""
         longer = torch.cat([leaf, leaf[:, :1]], 1)
         longer[sequences, lengths] = next_leaf[sequences, lengths - 1]
         return longer
@@ -420,8 +419,7 @@ class _SequencePlan:
         return starts
 
     def pieces_at(self, rows: np.ndarray) -> np.ndarray:
-        """Return the numbers of the sequences that begin pieces at `rows`; `ValueError` for a row where no piece
-        begins."""
+        """Return the numbers of the sequences that begin pieces at `rows`; `ValueError` if no piece begins there."""
         begins = np.flatnonzero(self.number == 0)
         begins = begins[np.argsort(self.first[begins])]
         sequences = begins[np.minimum(np.searchsorted(self.first[begins], rows), len(begins) - 1)]

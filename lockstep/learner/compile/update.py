@@ -369,11 +369,11 @@ class _Losses(nn.Module):
 
 
 class ModuleBuffers:
-    """Buffers of modules. The module trees are walked only after they have changed, since a walk takes as long as the
-    code of a small gradient step.
+    """List of the buffers of modules.
 
-    The list of buffers depends on the submodules in the trees, and on the buffers that each of them has. Both are
-    compared object by object, so that a replaced, added or removed one is noticed.
+    The module trees are walked only after they have changed, since a walk takes as long as a small gradient step. The
+    list of buffers depends on the submodules in the trees, and on the buffers that each of them has. Both are compared
+    object by object, so that a replaced, added or removed one is noticed.
     """
 
     def __init__(self) -> None:

@@ -337,8 +337,10 @@ def _num_rows(part: Trajectories | Mapping[str, Any]) -> int:
 
 
 def _packed(part: Trajectories | Mapping[str, Any]) -> dict[str, Any]:
-    """Return one row of columns, in a form that can be sent. Trajectories are sent whole: their rows belong
-    together."""
+    """Return one row of columns, in a form that can be sent.
+
+    Trajectories are sent whole, since their rows belong together.
+    """
     if not isinstance(part, Mapping):
         return {"trajectories": {item.name: getattr(part, item.name) for item in fields(part)}}
     first = torch.zeros(1, dtype=torch.int64)

@@ -1,5 +1,7 @@
-"""Policy classes for `PPO(MlpPolicy, env)` and `MlpPolicy.load(path)`. `lockstep_sb3.ppo.policies` is this module,
-too."""
+"""Policy classes for `PPO(MlpPolicy, env)` and `MlpPolicy.load(path)`.
+
+`lockstep_sb3.ppo.policies` and those of the other algorithms are this module, too.
+"""
 
 from lockstep_sb3.common.base_class import BasePolicy
 

@@ -260,8 +260,10 @@ class BaseAlgorithm(ABC):
 
     @abstractmethod
     def set_options(self, config: Any, kwargs: dict[str, Any]) -> None:
-        """Set the options whose form differs in Lockstep, and remove those from `kwargs` (`policy_kwargs`) that are
-        used."""
+        """Set the options whose form differs in Lockstep.
+
+        Keywords of the policy that are used are removed from `kwargs`.
+        """
 
     def refuse(self, setting: str, advice: str) -> None:
         """Raise `ValueError` for a setting that has no counterpart."""
@@ -276,8 +278,10 @@ class BaseAlgorithm(ABC):
         """Return the trainer."""
 
     def over_steps(self, value: Any) -> Any:
-        """Return a function of the remaining progress as a schedule over environment steps, and other values
-        unchanged."""
+        """Return a function of the remaining progress as a schedule over environment steps.
+
+        Other values are returned unchanged.
+        """
         return StepSchedule(value, self.total) if callable(value) else value
 
     # -- learning ---

@@ -1,5 +1,4 @@
-"""`Monitor`, which writes returns and lengths of episodes to infos and to a file, and `load_results`, which reads
-it."""
+"""`Monitor`, which writes returns and lengths of episodes to a file, and `load_results`, which reads the file."""
 
 from __future__ import annotations
 

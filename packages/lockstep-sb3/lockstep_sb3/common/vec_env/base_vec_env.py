@@ -134,8 +134,10 @@ class BoundaryVecEnv(VecEnv):
         self.env_method("set_wrapper_attr", attr_name, value, indices=indices)
 
     def render(self, mode: str | None = None) -> Any:
-        """Return the images of all environments side by side. `mode="human"` also shows them in a window, with
-        OpenCV."""
+        """Return the images of all environments side by side.
+
+        `mode="human"` also shows them in a window, with OpenCV.
+        """
         images = self.env_method("render")
         if self.render_mode != "rgb_array":
             return None  # the environments have shown themselves

@@ -60,10 +60,10 @@ class VecFrameStack(VecEnvWrapper):
 
 @dataclass(eq=False, repr=False)
 class VecNormalize(VecEnvWrapper):
-    """Wrapper that normalizes observations, and divides rewards by the deviation of discounted returns. Both are
-    clipped.
+    """Wrapper that normalizes observations, and divides rewards by the deviation of discounted returns.
 
-    Statistics are exactly those of the data. Stable-Baselines3 starts from 0.0001 steps with mean 0 and variance 1.
+    Both are clipped. Statistics are exactly those of the data. Stable-Baselines3 starts from 0.0001 steps with mean 0
+    and variance 1.
     """
 
     venv: VecEnv
