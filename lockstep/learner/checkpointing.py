@@ -172,29 +172,30 @@ def select_components(
     unwanted = names_of(not_components) or []
     chosen: State = dict(state) if wanted is None else {}  # never a part of `state` itself, which stays unchanged
     for path in wanted or []:
-        head, rest = _split_path(state, path)
-        if rest:
-            chosen[head] = {**chosen.get(head, {}), rest: state[head][rest]}
+        component, part = _split_path(state, path)
+        if part:
+            chosen[component] = {**chosen.get(component, {}), part: state[component][part]}
         else:
-            chosen[head] = state[head]
+            chosen[component] = state[component]
     for path in unwanted:
-        head, rest = _split_path(state, path)
-        if not rest:
-            chosen.pop(head, None)
-        elif head in chosen:
-            chosen[head] = {name: value for name, value in chosen[head].items() if name != rest}
+        component, part = _split_path(state, path)
+        if not part:
+            chosen.pop(component, None)
+        elif component in chosen:
+            chosen[component] = {name: value for name, value in chosen[component].items() if name != part}
     return chosen
 
 
 def _split_path(state: State, path: str) -> tuple[str, str]:
-    """Return the component in a path, and the name within it (or `""`); `KeyError` if the state does not have them."""
-    head, _, rest = path.partition("/")
-    if head not in state or (rest and not (isinstance(state[head], Mapping) and rest in state[head])):
+    """Return the component in a path, and the part of it (or `""`); `KeyError` if the state does not have them."""
+    component, _, part = path.partition("/")
+    has_parts = isinstance(state.get(component), Mapping)
+    if component not in state or (part and not (has_parts and part in state[component])):
         known = sorted(state)
-        if head in state and isinstance(state[head], Mapping):
-            known = [f"{head}/{name}" for name in sorted(state[head])]
+        if has_parts:
+            known = [f"{component}/{name}" for name in sorted(state[component])]
         raise KeyError(f"no component {path!r}; there are {known}")
-    return head, rest
+    return component, part
 
 
 def state_of(value: object) -> Any:

@@ -87,8 +87,8 @@ def evaluate_sequences(
 ) -> tuple[dict[str, Tensor], Tensor | None, SequenceRows]:
     """Evaluate a module with memory on all pieces of episodes in a rollout.
 
-    A piece is an uninterrupted part of an episode. First sequences of all pieces are evaluated in one batch, then all
-    second sequences from the states where the first ones ended, and so on.
+    A piece is an uninterrupted part of an episode. The first sequences of all pieces are evaluated in one batch, then
+    the second sequences, from the states where the first ones ended, and so on.
 
     Args:
         to_tensor: See `ToTensor`.
@@ -114,8 +114,7 @@ def evaluate_sequences(
             states[name][first_sequences] = to_tensor(np.asarray(stored))
     obs = obs if bootstrap_obs is None else zip_trees(torch.cat, [obs, bootstrap_obs], Columns.OBS)
 
-    results: dict[str, Tensor] = {}
-    """Outputs `[N + K, ...]` by name."""
+    results: dict[str, Tensor] = {}  # outputs `[N + K, ...]` by name
     for number in range(int(plan.number.max()) + 1):
         sequences = np.flatnonzero(plan.number == number)
         length = int(plan.lengths[sequences].max())
@@ -218,7 +217,7 @@ TARGET_NEXT_OBS = "target_new_obs"
 network."""
 
 
-class Remembering(Protocol):
+class MemoryNetwork(Protocol):
     """Network with memories: an `RLModule`, its critics, or a copy of them."""
 
     is_masked: bool
@@ -236,9 +235,8 @@ def without_burn_in(columns: TensorColumns, reducer: Reducer) -> TensorColumns:
     """
     mask = columns[Columns.LOSS_MASK]
     lengths = columns[Columns.SEQ_LENS]
-    leading = (
-        (mask.cumsum(1) == 0).sum(1).clamp(max=lengths - 1)
-    )  # masked rows at the beginning; at least one row stays
+    # Number of masked rows at the beginning of each sequence. At least one row stays.
+    leading = (mask.cumsum(1) == 0).sum(1).clamp(max=lengths - 1)
     size = int(leading.max())
     longest = int((lengths - torch.where(leading == size, size, 0)).max())
     if reducer.world_size > 1:
@@ -248,8 +246,8 @@ def without_burn_in(columns: TensorColumns, reducer: Reducer) -> TensorColumns:
         return columns
 
     # Shift the rows of sequences with a burn-in to the left, and cut all sequences to the longest one.
-    has = leading == size
-    shift = torch.where(has, size, 0)
+    has_burn_in = leading == size
+    shift = torch.where(has_burn_in, size, 0)
     steps = torch.arange(longest, device=mask.device)
     rows = (shift.unsqueeze(1) + steps).clamp(max=mask.shape[1] - 1)
     sequences = torch.arange(len(mask), device=mask.device).unsqueeze(1)
@@ -261,11 +259,11 @@ def without_burn_in(columns: TensorColumns, reducer: Reducer) -> TensorColumns:
     shifted[Columns.LOSS_MASK] = shifted[Columns.LOSS_MASK] & (steps < shifted[Columns.SEQ_LENS].unsqueeze(1))
     if size:
         shifted[BURN_IN_OBS] = map_tree(lambda leaf: leaf[:, :size], columns[Columns.OBS])
-        shifted[HAS_BURN_IN] = has
+        shifted[HAS_BURN_IN] = has_burn_in
     return shifted
 
 
-def remembered_rows(columns: TensorColumns, network: Remembering, target: Remembering | None) -> TensorColumns:
+def remembered_rows(columns: TensorColumns, network: MemoryNetwork, target: MemoryNetwork | None) -> TensorColumns:
     """Return sequences `[S, L, ...]` as rows `[S * L, ...]` whose observations are the networks' memories at them.
 
     A loss can then treat the rows like transitions of a module without memory.
@@ -314,7 +312,7 @@ def remembered_rows(columns: TensorColumns, network: Remembering, target: Rememb
     return rows
 
 
-def _memories(columns: TensorColumns, obs: Tree, network: Remembering) -> dict[str, Tensor]:
+def _memories(columns: TensorColumns, obs: Tree, network: MemoryNetwork) -> dict[str, Tensor]:
     """Return the memories of a network at each observation, `{field of MemoryFeatures: [S, L + 1, ...]}`."""
     memories: dict[str, Tensor] = {}
     burn_in = columns.get(BURN_IN_OBS)

@@ -104,14 +104,14 @@ class TargetNetwork:
         Parameters that are neighbours both here and in an optimizer's flat tensor are one part, so that all parameters
         of one optimizer usually take one operation.
         """
+        # The flat tensor that holds a parameter, and the start of the parameter there, by `id(parameter)`.
         places: dict[int, tuple[Tensor, int]] = {}
-        """By `id(parameter)`: the flat tensor that holds it, and its start there."""
         for flat in flats:
             starts = itertools.accumulate(flat.sizes, initial=0)
             places |= {id(p): (flat.data, start) for p, start in zip(flat.params, starts)}
 
+        # Source, start in `flat`, start in the source, and length of each part.
         pieces: list[tuple[Tensor, int, int, int]] = []
-        """Source, start in `flat`, start in the source, length."""
         start = 0
         for p in self.followed:
             source, source_start = places.get(id(p), (p.detach().reshape(-1), 0))  # it may have no optimizer

@@ -70,8 +70,7 @@ class ParameterWatch:
     def _remember(self) -> None:
         """Take the present modules, parameters and buffers as those to compare with."""
         self._modules: dict[str, nn.Module] = dict(self._module.named_modules())
-        parts: list[tuple[dict[str, Any], str, Any]] = []
-        """Dict of a module, key, and the object under this key."""
+        parts: list[tuple[dict[str, Any], str, Any]] = []  # dict of a module, key, and the object under this key
         for module in self._modules.values():
             for kind in ("_modules", "_parameters", "_buffers"):
                 part = vars(module)[kind]

@@ -46,7 +46,7 @@ def batch():
 
 @pytest.mark.parametrize("of_torch", [False, True])
 @pytest.mark.parametrize("kind", [BCConfig, DQNConfig])
-def test_batch_of_an_episode_is_learned_from_and_its_texts_are_passed_over(kind, of_torch, batch):
+def test_batch_of_an_episode_trains_and_its_texts_are_ignored(kind, of_torch, batch):
     plain = SampleBatch({k: batch[k] for k in ("obs", "actions", "rewards", "new_obs", "terminateds")})
     learners = [config_of(kind).build_learner() for _ in range(2)]
     for learner, given in zip(learners, (batch.to_torch() if of_torch else batch, plain)):
@@ -72,7 +72,7 @@ def test_batches_of_several_agents_episodes_are_learned_from():
     assert results["a"]["num_module_steps_trained"] == results["b"]["num_module_steps_trained"] == 6
 
 
-def test_reversed_views_are_taken_as_they_come():
+def test_reversed_views_are_accepted():
     batch, learners = value_batch(10), [value_learner() for _ in range(2)]
     for learner, given in zip(learners, (batch[::-1], SampleBatch({k: v[::-1].copy() for k, v in batch.items()}))):
         learner.update_from_batch(given, minibatch_size=4)

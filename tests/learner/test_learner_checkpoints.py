@@ -211,7 +211,7 @@ def test_learner_is_built_from_its_checkpoint_alone(tmp_path):
     assert fingerprint(made) == fingerprint(learner) == fingerprint(group.learner)
 
 
-def test_what_a_file_cannot_hold_has_to_be_passed_in(tmp_path):
+def test_parts_that_a_file_cannot_hold_have_to_be_passed_in(tmp_path):
     config = ppo_config(lr=lambda step: 0.01).environment(normalize_observations=True)
     learner = config.build_learner()
     learner.update_from_episodes(episodes(), **OPTIONS)
@@ -225,7 +225,7 @@ def test_what_a_file_cannot_hold_has_to_be_passed_in(tmp_path):
     assert fingerprint(made) == fingerprint(learner)
 
 
-def test_classes_that_cannot_be_imported_or_wrapped_networks_are_asked_for(tmp_path):
+def test_classes_that_cannot_be_imported_have_to_be_passed_in(tmp_path):
     class Local(ValueLearner):
         """Not importable by name."""
 
@@ -285,7 +285,7 @@ def test_every_damaged_file_is_named_and_nothing_is_changed(tmp_path):
     assert fingerprint(learner) == before
 
 
-def test_older_checkpoint_says_what_it_lacks_and_gives_what_it_has(tmp_path):
+def test_older_checkpoint_names_missing_parts_and_restores_the_rest(tmp_path):
     learner, other = value_learner(), value_learner(seed=1)
     folders = read_checkpoint(learner.save_to_path(tmp_path / "checkpoint"))
     for name in ("random", "lifetime"):

@@ -89,7 +89,7 @@ def test_another_process_finds_kept_code_and_loads_no_compiler(kept):
 
 @KEPT
 @pytest.mark.parametrize("damage", ["cut", "changed", "without checksum"])
-def test_damaged_code_is_made_anew(kept, folder, monkeypatch, damage):
+def test_damaged_code_is_compiled_again(kept, folder, monkeypatch, damage):
     for file in kept.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     (library,) = folder.glob("*.so")
@@ -150,13 +150,13 @@ def test_an_option_of_the_loss_or_the_optimizer_is_in_the_key(monkeypatch):
         (lambda x: x + torch.randn(3), "draws random numbers"),
     ],
 )
-def test_what_a_graph_cannot_hold_is_not_recorded(function, reason):
+def test_operations_that_a_graph_cannot_hold_are_refused(function, reason):
     x = torch.ones(3)
     with pytest.raises(NotRecordedError, match=reason):
         record(lambda: function(x), [x])
 
 
-def test_a_tensor_from_elsewhere_is_one_more_input_and_is_read_anew():
+def test_a_tensor_from_outside_is_an_input_and_is_read_at_each_call():
     x, other = torch.ones(3), torch.tensor([1.0, 2.0, 3.0])
     graph, found = record(lambda: x * other, [x])
     assert found[0] is x
@@ -176,7 +176,7 @@ def test_a_killed_compiler_is_an_error_that_says_so(folder):
         code.get()
 
 
-def test_a_run_goes_on_eagerly_when_its_compiler_is_killed(folder):
+def test_a_run_continues_eagerly_when_its_compiler_is_killed(folder):
     compiled, eager = (
         ppo_config(lr=0.01).framework(compile=both, compile_after=4).build_learner() for both in (True, False)
     )
@@ -337,7 +337,7 @@ def test_code_that_is_not_the_users_own_is_not_loaded(kept, folder, change, monk
     assert code._load() is None
 
 
-def test_the_size_is_bounded_and_what_was_used_last_stays(folder):
+def test_the_size_is_bounded_and_the_last_used_code_stays(folder):
     for number in range(4):
         (folder / f"{number}.so").write_bytes(bytes(100))
         (folder / f"{number}.so.sha256").write_text("x")

@@ -129,7 +129,7 @@ def test_compiled_update_takes_batches_of_about_one_size_with_one_graph(compiled
     assert compiled.eager_steps == steps
 
 
-def test_compiled_update_takes_columns_however_they_lie_in_memory(compiled):
+def test_compiled_update_takes_columns_of_any_memory_layout(compiled):
     compiled, eager = pair(compiled)
     for learner in (compiled, eager):
         for rows in (32, 31):
@@ -324,7 +324,7 @@ def test_a_minibatch_without_rows_of_some_module_is_traced_without_it():
     assert_near(*pair)
 
 
-def test_state_that_lies_in_memory_in_another_way_is_another_graph(traced):
+def test_state_of_another_memory_layout_is_another_graph(traced):
     learner, eager = learners()
 
     def graphs_after(replace):

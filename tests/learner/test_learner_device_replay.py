@@ -186,7 +186,7 @@ def test_a_loss_that_leaves_no_errors_is_refused_by_name():
         ],
     ),
 )
-def test_what_the_host_counts_goes_on_where_graphs_are_launched(case, monkeypatch):
+def test_counters_of_the_host_advance_when_graphs_are_launched(case, monkeypatch):
     """Each pattern of a delay has a graph of its own; parameters and counters are those without graphs, bit for bit."""
     (plain, replay), (graphed, other_replay) = (collected(ALL_CASES[case]()) for _ in range(2))
     for _ in range(14):
@@ -231,7 +231,7 @@ def test_long_intervals_have_few_patterns():
     assert len(learner.device_update.graphs) == 3  # none follows, 50 the second step of an update, or 100 the first
 
 
-def test_columns_of_an_update_are_drawn_anew_by_streams_of_the_learner():
+def test_each_update_draws_columns_from_streams_of_the_learner():
     learner, replay = collected(CASES["sac"]())
     seen = []
     for _ in range(2):

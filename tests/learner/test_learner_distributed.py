@@ -147,7 +147,7 @@ def marks_of(name):
     ("name", "size"),
     [pytest.param(name, 3 if case.empty else 2, marks=marks_of(name)) for name, case in CASES.items()],
 )
-def test_parameters_after_20_updates_are_those_of_one_learner_within_1e_12(processes, name, size):
+def test_parameters_after_20_updates_equal_those_of_one_learner_to_1e_12(processes, name, size):
     several, one = learn(processes, size, CASES[name])
     for learner in several:
         assert largest_difference(learner["weights"], one["weights"]) <= 1e-12
@@ -433,7 +433,7 @@ def test_nothing_to_train_is_a_counted_no_op_on_all_learners(processes, who, las
         assert counted == 2 + last_is_skipped
 
 
-def test_a_batch_that_one_learner_refuses_changes_none_and_all_go_on(processes):
+def test_a_batch_that_one_learner_refuses_changes_no_learner(processes):
     first, second = processes.run(2, one_bad_batch)
     assert first[0].startswith("LearnerError: no learner was updated, because of learner 1: KeyError")
     assert "lacks ['advantages']" in first[0]
@@ -473,7 +473,7 @@ def test_learners_find_each_other_over_tcp(processes):
     assert processes.run(2, over_tcp, port) == [2.0] * 2
 
 
-def test_reducer_refuses_what_cannot_be():
+def test_reducer_refuses_illegal_arguments():
     for rank in (-1, 2):
         with pytest.raises(ValueError, match=f"rank={rank} is not one of 2 learners; ranks go from 0 to 1"):
             DistributedReducer(rank, 2, "nowhere")

@@ -136,7 +136,7 @@ def test_extra_model_outputs_that_cannot_be_joined_are_passed_over(extra):
     assert learner.update_from_episodes(given)[ALL]["num_env_steps_trained"] == 12
 
 
-def test_bc_learns_from_episodes_what_it_learns_from_their_batch():
+def test_bc_trains_equally_on_episodes_and_on_their_batch():
     _, store = collected(cartpole(), num_steps=40)
     learners = [BCConfig().environment("CartPole-v1").build_learner() for _ in range(2)]
     learners[0].update_from_episodes(store.episodes())
@@ -227,7 +227,7 @@ def test_changed_episodes_are_learned_from_as_they_are(filled):
     assert is_copied(store, episodes)
 
 
-def test_views_of_an_emptied_store_are_not_taken_for_its_next_rollout(filled):
+def test_views_of_an_emptied_store_are_not_those_of_its_next_rollout(filled):
     _, store = filled
     episodes = list(store.episodes())
     size = store.size
@@ -238,7 +238,7 @@ def test_views_of_an_emptied_store_are_not_taken_for_its_next_rollout(filled):
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
-def test_a_view_travels_without_the_rollout_it_lies_in(filled, duplicate):
+def test_a_view_is_sent_without_the_rest_of_its_rollout(filled, duplicate):
     _, store = filled
     episode = store.episodes()[0]
     other = duplicate(episode)

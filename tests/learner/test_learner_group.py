@@ -103,7 +103,7 @@ def test_foreach_learner_gives_one_result_for_each_in_order():
     assert group.foreach_learner(lambda learner, extra: (learner is group.learner, extra), "x") == [(True, "x")]
 
 
-def test_state_lies_below_learner_and_components_are_chosen_by_path():
+def test_state_is_below_learner_and_components_are_chosen_by_path():
     group, other = ppo_group(), ppo_group(seed=1)
     group.update_from_batch(ppo_batch())
     state = group.get_state()
@@ -270,7 +270,7 @@ def test_remove_module_on_the_group_returns_the_new_spec_of_the_others():
 # -- state ---
 
 
-def test_inference_only_weights_leave_out_what_acting_does_not_need():
+def test_inference_only_weights_are_those_that_acting_needs():
     group = ppo_group()
     whole, acting = group.get_weights()[MODULE], group.get_weights(inference_only=True)[MODULE]
     assert set(acting) < set(whole)

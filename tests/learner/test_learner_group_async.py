@@ -73,7 +73,7 @@ def test_async_updates_return_earlier_results_in_order_with_call_ids():
     assert group.drain() == []
 
 
-def test_async_updates_train_what_synchronous_ones_train():
+def test_async_updates_train_like_synchronous_ones():
     group, other = ppo_config().build_learner_group(), ppo_config().build_learner_group()
     options = {"minibatch_size": 4, "num_epochs": 2, "shuffle_batch_per_epoch": True}
     for seed in range(6):
@@ -85,7 +85,7 @@ def test_async_updates_train_what_synchronous_ones_train():
     assert_same(parameters(group.learner), parameters(other.learner))
 
 
-def test_async_update_trains_on_a_copy_of_what_was_given():
+def test_async_update_trains_on_a_copy_of_the_data():
     group, learner = gated_group()
     other, _ = gated_group(is_open=True)
     batch = value_batch(8)
@@ -202,7 +202,7 @@ def test_many_threads_may_call_a_group_and_no_row_is_lost():
     assert learner.lifetime["env_steps"] == stats["num_steps_trained"]
 
 
-def test_sync_update_comes_after_all_async_ones_that_were_submitted_before():
+def test_sync_update_comes_after_all_async_updates_submitted_before_it():
     group, learner = gated_group()
     group.update_from_batch(value_batch(4), async_update=True)
     threading.Timer(0.05, learner.gate.set).start()
@@ -243,7 +243,7 @@ def test_an_error_in_the_thread_arrives_before_anything_new_is_accepted(by):
     assert stats["num_steps_submitted"] == 9
 
 
-def test_a_failed_synchronous_update_is_counted_and_the_group_goes_on():
+def test_the_group_counts_a_failed_synchronous_update_and_continues():
     group, _ = gated_group(is_open=True)
     with pytest.raises(KeyError, match="value_targets"):
         group.update_from_batch(SampleBatch(obs=np.zeros((3, 3), np.float32)))
@@ -308,7 +308,7 @@ def test_no_thread_is_left_when_nothing_is_under_way():
     assert update_threads() == []
 
 
-def test_weights_and_state_are_taken_between_updates():
+def test_weights_and_state_are_read_between_updates():
     group, learner = gated_group()
     before = group.get_weights()
     group.update_from_batch(value_batch(), async_update=True)

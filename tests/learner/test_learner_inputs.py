@@ -21,7 +21,7 @@ def columns(**more):
     return {name: torch.zeros(4, *shape) for name, shape in shapes.items()} | more
 
 
-def test_columns_of_the_shapes_in_the_table_are_taken(module):
+def test_columns_of_the_shapes_in_the_table_are_accepted(module):
     assert check_columns(columns(), SHAPED, module, MODULE, "AnyLearner") is None
 
 
@@ -55,7 +55,7 @@ def test_an_action_out_of_range_is_refused_in_every_integer_type(module, dtype, 
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bool])
-def test_actions_without_a_sign_are_taken(module, dtype):
+def test_unsigned_actions_are_accepted(module, dtype):
     actions = torch.tensor([0, 1, 1, 0], dtype=dtype)
     assert check_columns(columns(actions=actions), SHAPED, module, MODULE, "AnyLearner") is None
 
@@ -77,6 +77,6 @@ def test_every_batch_is_checked_and_by_the_spaces_and_columns_of_now():
 
 
 @pytest.mark.parametrize("name", [name for name, each in LOSS_INPUTS.items() if each.from_network])
-def test_what_a_network_has_to_return_is_asked_of_the_network(name):
+def test_missing_outputs_are_reported_as_those_of_the_network(name):
     with pytest.raises(ValueError, match=f"AnyLearner needs what AnyNet.forward_train does not return: {name}"):
         check_read(name, {MODULE: {"logits": 1}}, {MODULE: {"obs": np.zeros(4)}}, {MODULE: "AnyNet"}, "AnyLearner")

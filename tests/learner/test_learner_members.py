@@ -34,7 +34,7 @@ def of_module(learner, module_id):
 # -- adding ---
 
 
-def test_added_module_trains_and_the_others_go_on_as_if_it_were_not_there():
+def test_added_module_trains_and_changes_nothing_for_the_others():
     learner, alone = value_learner(modules=("a",), lr=0.01), value_learner(modules=("a",), lr=0.01)
     train((learner, alone), value_batches("a"))
     made = learner.add_module(module_id="b", module_spec=spec())
@@ -109,7 +109,7 @@ def test_module_whose_setup_fails_half_way_leaves_nothing_behind():
 # -- removing ---
 
 
-def test_removed_module_takes_its_optimizer_schedules_and_counters_with_it():
+def test_removing_a_module_removes_its_optimizer_schedules_and_counters():
     learner, alone = value_learner(modules=("a", "b"), lr=0.01), value_learner(modules=("a", "b"), lr=0.01)
     train((learner, alone), value_batches("a", "b"))
     left = learner.remove_module("b")
@@ -136,7 +136,7 @@ def test_who_learns_follows_the_modules():
     assert learner.should_module_be_updated("a")
 
 
-def test_module_that_no_longer_learns_stays_as_it_is_whatever_its_momentum():
+def test_module_that_no_longer_learns_is_not_moved_by_its_momentum():
     learner = value_learner(modules=("a", "b"), lr=0.01)
     learner.update_from_batch(value_batches("a", "b"))
     before = of_module(learner, "b")
@@ -214,7 +214,7 @@ def test_flat_adam_over_several_modules_keeps_its_moments_when_one_leaves():
     assert_same(parameters(learner), parameters(other))
 
 
-def test_module_whose_own_optimizer_steps_shared_parameters_is_not_removed():
+def test_module_whose_optimizer_steps_shared_parameters_is_not_removed():
     class OwnsShared(ValueLearner):
         def configure_optimizers_for_module(self, module_id, config):
             if module_id == "a":

@@ -54,7 +54,7 @@ def pieces_of(episodes, agents):
 @pytest.mark.parametrize("minibatch_size", [None, 4])
 @pytest.mark.parametrize("config", one_in(3, [PPOConfig, A2CConfig, IMPALAConfig, APPOConfig]))
 @pytest.mark.parametrize("recurrent", [(), ("a", "b")], ids=["feed-forward", "with memory"])
-def test_modules_updated_together_are_what_each_is_alone(minibatch_size, config, recurrent):
+def test_modules_updated_together_equal_modules_updated_alone(minibatch_size, config, recurrent):
     """Nothing is shared, so the parameters are the same; minibatches in order, so that both runs have the same rows."""
     episodes = [both(seed, length) for seed, length in enumerate((7, 3, 9, 5))]
     options = {"num_epochs": 3, "minibatch_size": minibatch_size}

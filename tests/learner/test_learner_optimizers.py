@@ -94,7 +94,7 @@ class TwoOptimizers(WholeLearner):
         )
 
 
-def test_second_optimizer_for_the_value_network_steps_as_plain_torch_would():
+def test_second_optimizer_for_the_value_network_steps_as_in_plain_torch():
     learner = value_learner(TwoOptimizers, lr=0.01)
     copy = spec().build().double()
     copy.load_state_dict(learner.module[MODULE].state_dict())
@@ -258,7 +258,7 @@ def test_every_optimizer_of_every_algorithm_is_the_configured_one(algorithm):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_configured_optimizer_goes_on_exactly_from_a_checkpoint(name, tmp_path):
+def test_configured_optimizer_continues_exactly_from_a_checkpoint(name, tmp_path):
     kind, settings, *_ = OPTIMIZERS[name]
     learner, other = (value_learner(optimizer=kind, optimizer_kwargs=settings) for _ in range(2))
     for number in range(3):
@@ -276,7 +276,7 @@ def test_state_of_another_optimizer_is_refused_by_name():
         other._set_optimizer_state(learner._get_optimizer_state())
 
 
-def test_settings_are_as_configured_where_a_run_goes_on_with_others():
+def test_a_continued_run_uses_the_settings_of_its_configuration():
     learner = value_learner(optimizer="adamw", optimizer_kwargs={"weight_decay": 0.1})
     other = value_learner(optimizer="adamw", optimizer_kwargs={"weight_decay": 0.3}, adam_epsilon=1e-3)
     other._set_optimizer_state(learner._get_optimizer_state())

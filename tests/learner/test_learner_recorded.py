@@ -27,7 +27,7 @@ def columns(learner, *pieces):
 
 
 @pytest.mark.parametrize("cls", [PPOConfig, IMPALAConfig])
-def test_recorded_action_logp_is_what_the_loss_compares_with(cls):
+def test_loss_compares_with_the_recorded_action_logp(cls):
     recorded = np.linspace(-3.0, -0.1, 16)
     learner = config(cls).build_learner()
     found = columns(learner, episode(action_logp=recorded))["action_logp"]
@@ -51,7 +51,7 @@ def test_a_piece_without_records_is_computed_with_present_parameters():
             torch.testing.assert_close(found[name][other], present[name])
 
 
-def test_recorded_distributions_give_the_log_probabilities_and_the_penalty():
+def test_recorded_distributions_give_log_probabilities_and_penalty():
     learner = config(kl_coeff=0.2).build_learner()
     inputs = np.random.default_rng(5).normal(size=(16, 2))
     piece = episode(action_dist_inputs=inputs)
@@ -91,7 +91,7 @@ def test_episodes_of_an_older_policy_are_clipped():
     assert_same(before, parameters(learner))
 
 
-def test_shards_of_several_learners_keep_what_was_recorded():
+def test_shards_of_several_learners_keep_recorded_columns():
     pieces = [episode(steps, steps, action_logp=np.arange(steps) * 1.0, vf_preds=np.ones(steps)) for steps in (7, 12)]
     whole = parts_of_episodes(pieces, [MODULE]).trajectories[MODULE]
     for shard in shards_of(pieces, 2, {MODULE: False}):
@@ -108,7 +108,7 @@ def rollout(cls=PPOConfig, **training):
 
 
 @pytest.mark.parametrize("cls", [PPOConfig, APPOConfig])
-def test_a_rollout_of_older_weights_that_recorded_nothing_is_told_once(cls):
+def test_a_rollout_of_older_weights_without_logp_warns_once(cls):
     group, store = rollout(cls)
     first, second, third = (told(lambda: group.update_from_episodes(store.episodes())) for _ in range(3))
     assert (first, third) == ([], [])

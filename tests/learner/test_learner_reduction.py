@@ -51,7 +51,7 @@ def test_exchanges_of_any_size(tmp_path, shares_memory):
     )
 
 
-def test_many_meetings_in_turn_never_read_what_comes_later(tmp_path):
+def test_many_exchanges_in_turn_never_read_later_values(tmp_path):
     members = reducers(tmp_path, 3)
 
     def count(member):
@@ -109,7 +109,7 @@ def test_a_learner_that_is_killed_ends_the_calls_of_the_others_at_once(tmp_path,
     other.join()
 
 
-def test_calls_that_do_not_fit_together_end_in_an_error_and_not_in_numbers(tmp_path):
+def test_calls_that_do_not_fit_together_raise_an_error(tmp_path):
     members = reducers(tmp_path, 2)
 
     def mismatched(member):

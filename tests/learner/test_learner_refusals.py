@@ -226,7 +226,7 @@ def policy_of(function):
 @pytest.mark.parametrize(
     "call, error, words", [row[1:] for row in REFUSED_BY_A_LEARNER], ids=[row[0] for row in REFUSED_BY_A_LEARNER]
 )
-def test_what_a_learner_refuses_is_named_and_nothing_is_changed(call, error, words):
+def test_a_refusal_of_a_learner_names_the_cause_and_changes_nothing(call, error, words):
     learner = value_learner(modules=("a",))
     learner.update_from_batch(value_batch())
     before, keys = parameters(learner), [entry.key for entry in learner.optimizers]

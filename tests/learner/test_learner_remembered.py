@@ -131,7 +131,7 @@ def test_no_gradient_flows_through_the_burn_in():
     assert not any(rows[name].features.requires_grad for name in ("new_obs", TARGET_NEXT_OBS))
 
 
-def test_what_stands_in_burn_in_and_padding_changes_nothing_else():
+def test_contents_of_burn_in_and_padding_change_nothing_else():
     first, second = (learner_of(DQNConfig) for _ in range(2))
     batch = sequences()
     other = SampleBatch(batch)

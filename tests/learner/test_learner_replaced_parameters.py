@@ -156,7 +156,7 @@ class WithinUpdates(WholeLearner):
 
 
 @pytest.mark.parametrize("habit", [replace_all, zeroed_in_part])
-def test_what_is_replaced_in_the_midst_of_an_update_is_bound_again(habit):
+def test_parameters_replaced_during_an_update_are_bound_again(habit):
     learner, other = value_learner(WithinUpdates), value_learner(WholeLearner)
     learner.habit = habit
     train((learner, other), value_batch(), minibatch_size=2)
@@ -242,7 +242,7 @@ def dqn_learner():
 
 @pytest.mark.parametrize("whose", ["module", "target"])
 @pytest.mark.parametrize("habit", [replace_all, through_a_vector, assign])
-def test_target_network_follows_what_was_replaced(habit, whose):
+def test_target_network_follows_replaced_parameters(habit, whose):
     learner, other = dqn_learner(), dqn_learner()
     for seed in range(3):
         train((learner, other), transitions(16, seed))
@@ -286,7 +286,7 @@ def test_a_policy_acts_with_replaced_weights_at_once(habit, memory):
 
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("habit", [replace_all, through_a_vector, assign])
-def test_compiled_update_goes_on_with_what_was_replaced(habit):
+def test_compiled_update_continues_with_replaced_parameters(habit):
     learners = [value_learner(WholeLearner, dtype="float32", compile_it=both) for both in (True, False)]
     for seed in range(3):
         train(learners, value_batch(seed=seed))
@@ -352,7 +352,7 @@ def test_parameter_thawed_that_has_no_optimizer_is_named(monkeypatch):
     assert "have no optimizer" in text
 
 
-def test_learning_rate_of_0_while_updates_are_made_is_told_once():
+def test_updates_with_a_learning_rate_of_0_warn_once():
     learner = value_learner(WholeLearner, lr=[[0, 0.0], [10, 0.1], [20, 0.0]])
 
     def update(now):
@@ -398,7 +398,7 @@ class BuildsSilently(PPOLearner):
         super().build()
 
 
-def test_learner_whose_build_returns_nothing_is_built_grouped_and_restored(tmp_path):
+def test_learner_whose_build_returns_none_is_built_grouped_and_restored(tmp_path):
     config = ppo_config(learner_class=BuildsSilently)
     learner = config.build_learner()
     learner.update_from_batch(ppo_batch())

@@ -307,7 +307,7 @@ def test_without_notes_of_acting_sequences_begin_where_episodes_do():
             torch.testing.assert_close(value, with_notes[name], rtol=0, atol=0)
 
 
-def test_batches_without_what_memory_needs_are_refused():
+def test_batches_without_the_columns_that_memory_needs_are_refused():
     learner = recurrent_config().build_learner()
     columns = ppo_batch(4, obs=np.zeros((4, 4), np.float32), actions=np.zeros(4, np.int64))
     with pytest.raises(ValueError, match=r"'default_policy' remembers .* has no 'seq_lens'"):

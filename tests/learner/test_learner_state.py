@@ -62,7 +62,7 @@ def test_state_is_a_copy():
     assert differs(parameters(learner), parameters(trained_ppo()))
 
 
-def test_components_can_be_taken_and_left_out_by_path():
+def test_components_are_selected_and_excluded_by_path():
     learner = value_learner(modules=("a", "b"))
     assert set(learner.get_state("rl_module")) == {"rl_module"}
     assert set(learner.get_state(["weights_seq_no", "rl_module/a"])) == {"weights_seq_no", "rl_module"}

@@ -78,7 +78,7 @@ def test_a_step_is_put_back_after_it_and_after_an_error():
     assert (learner.rows_in_step, learner.metrics.weight) == (5, 5)
 
 
-def test_what_a_step_leaves_is_read_after_it():
+def test_results_of_a_step_are_read_after_it():
     learner, errors = learner_of(PPOLearner), torch.ones(4)
     with learner.in_step(4, OTHERS):
         with learner.in_step(2):
@@ -90,7 +90,7 @@ def test_what_a_step_leaves_is_read_after_it():
 
 
 @pytest.mark.parametrize("name", ["rows_in_step", "row_errors", "row_values"])
-def test_what_a_step_is_about_can_be_set_by_hand(name):
+def test_the_context_of_a_step_can_be_set_by_hand(name):
     learner = learner_of(PPOLearner)
     value = 3 if name == "rows_in_step" else {MODULE: torch.ones(2)}
     setattr(learner, name, value)

@@ -111,7 +111,7 @@ def test_weights_of_a_module_that_is_passed_in_are_kept():
     assert_same(dict(learner.module[MODULE].state_dict()), before)
 
 
-def test_single_and_several_specs_modules_and_nothing_else_are_taken():
+def test_only_specs_and_modules_single_or_several_are_accepted():
     section, framework = TrainingSection(), value_learner(build=False).framework
     for given in (spec(), spec().build(seed=0)):
         learner = ValueLearner(config=section, module_spec=given, framework=framework).build()
@@ -157,7 +157,7 @@ def test_apply_calls_a_function_with_the_learner():
     assert learner.apply(lambda each, add: each.weights_seq_no + add, 5) == 5
 
 
-def test_learner_can_go_on_after_shutdown():
+def test_learner_can_continue_after_shutdown():
     learner, other = value_learner(), value_learner()
     learner.update_from_batch(value_batch())
     other.update_from_batch(value_batch())
@@ -211,7 +211,7 @@ def test_unshuffled_rows_left_over_in_one_pass_come_first_in_the_next():
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_rows_left_out_are_counted_and_told_once(shuffle):
+def test_rows_left_out_are_counted_and_warn_once(shuffle):
     learner = value_learner()
     options = {"minibatch_size": 4, "num_epochs": 3, "shuffle_batch_per_epoch": shuffle}
     with pytest.warns(UserWarning, match=r"2 of 10 rows are left out of each pass, .* no minibatch of 4 .* Set minib"):
@@ -384,7 +384,7 @@ def test_counts_add_up_over_updates_and_passes():
     assert results[MODULE]["num_trainable_parameters"] == sum(sizes) == 2 * (3 * 4 + 4) + (4 * 3 + 3) + (4 + 1)
 
 
-def test_losses_are_means_over_minibatches_and_the_series_has_each_of_them():
+def test_losses_are_means_over_minibatches_and_series_have_each_value():
     learner = value_learner(lr=1e-9)
     batch = value_batch(9)
     results = learner.update_from_batch(batch, minibatch_size=4)

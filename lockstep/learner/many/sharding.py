@@ -2,8 +2,9 @@
 
 `shards_of` divides episodes and batches into the shares of the learners. Before an update the learners agree on what
 they train, so that none waits for one that left: they exchange how many rows of which module each of them has. The rows
-of all shards are then numbered globally, one shard after the other by rank, or as the shard of a whole rollout says.
-Each minibatch is a set of global numbers, and a learner trains on those that lie in its shard.
+of all shards are then numbered globally: shards of a whole rollout keep the numbers that their rows have there, other
+shards are numbered one after the other by rank. Each minibatch is a set of global numbers, and a learner trains on the
+rows among them that are in its shard.
 
 A learner without any row of a module in a minibatch still makes the same calls. It trains on a *stand-in*, a copy of
 some real row that has no weight. So a loss always sees at least one row, and all learners take part in the same sums.
@@ -253,9 +254,9 @@ def agree_on_parts(
     """
     if reducer.world_size == 1:
         return Agreement(*read())
-    parts, reports = _exchanged(read, options, reducer)
+    parts, reports = _exchange_reports(read, options, reducer)
+    # Number of rows of each learner, by module id.
     counts = {mid: [report["rows"].get(mid, 0) for report in reports] for mid in module_ids}
-    """Number of rows of each learner, by module id."""
     present = [mid for mid, rows_by_rank in counts.items() if any(rows_by_rank)]
     missing = frozenset(mid for mid in present if mid not in parts)
 
@@ -263,14 +264,14 @@ def agree_on_parts(
     # so all of them know whether there is such an exchange, and who sends.
     donors = {mid: _donor(counts[mid]) for mid in present if not all(counts[mid])}
     if donors:
-        packed = {mid: _packed(parts[mid]) for mid, rank in donors.items() if rank == reducer.rank}
+        packed = {mid: _pack(parts[mid]) for mid, rank in donors.items() if rank == reducer.rank}
         for donated in reducer.gather(packed):
-            parts |= {mid: _unpacked(part, to_tensor) for mid, part in donated.items() if mid in missing}
+            parts |= {mid: _unpack(part, to_tensor) for mid, part in donated.items() if mid in missing}
     env_steps = sum(report["env_steps"] for report in reports)
     return Agreement({mid: parts[mid] for mid in present}, env_steps, missing)
 
 
-def _exchanged(
+def _exchange_reports(
     read: Callable[[], tuple[Parts, int]], options: UpdateOptions, reducer: Reducer
 ) -> tuple[Parts, list[Any]]:
     """Return this learner's data, and the report of each learner: its rows, environment steps, options and failure.
@@ -319,7 +320,7 @@ def plan_update(
         begin = sum(rows_by_module[mid] for rows_by_module in counts[: reducer.rank])
         lookup[mid] = np.full(total[mid], -1, np.int64)
         part = None if mid in stand_ins else trajectories.get(mid)
-        # Shards of a whole rollout know the positions of their rows in it. Other shards lie one after the other.
+        # Shards of a whole rollout know the positions of their rows there.
         if part is None or part.positions is None:
             lookup[mid][begin : begin + rows] = np.arange(rows)
         else:
@@ -336,7 +337,7 @@ def _num_rows(part: Trajectories | Mapping[str, Any]) -> int:
     return num_items(next(iter(part.values()))) if isinstance(part, Mapping) else part.num_rows
 
 
-def _packed(part: Trajectories | Mapping[str, Any]) -> dict[str, Any]:
+def _pack(part: Trajectories | Mapping[str, Any]) -> dict[str, Any]:
     """Return one row of columns, in a form that can be sent.
 
     Trajectories are sent whole, since their rows belong together.
@@ -347,8 +348,8 @@ def _packed(part: Trajectories | Mapping[str, Any]) -> dict[str, Any]:
     return {"columns": take_rows({name: map_tree(torch.Tensor.cpu, value) for name, value in part.items()}, first)}
 
 
-def _unpacked(packed: Mapping[str, Any], to_tensor: Callable[[Tensor], Tensor]) -> Trajectories | dict[str, Any]:
-    """Return the data that `_packed` has made, on this learner's device."""
+def _unpack(packed: Mapping[str, Any], to_tensor: Callable[[Tensor], Tensor]) -> Trajectories | dict[str, Any]:
+    """Return the data that `_pack` has made, on this learner's device."""
     if "trajectories" in packed:
         return Trajectories(**packed["trajectories"])
     return {name: map_tree(to_tensor, value) for name, value in packed["columns"].items()}

@@ -47,7 +47,7 @@ FAST = ("ppo", "sac")
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind in FAST else pytest.mark.long) for kind in KINDS])
-def test_each_class_learns_goes_on_and_acts_the_same_after_loading(kind, tmp_path):
+def test_each_class_learns_continues_and_acts_equally_after_loading(kind, tmp_path):
     model_class, env, _, steps = KINDS[kind]
     model = made(kind)
     before, _ = evaluate_policy(model, env(), n_eval_episodes=5)
@@ -183,7 +183,7 @@ def test_schedules_are_those_of_the_progress_that_remains(tmp_path):
     np.testing.assert_allclose([dqn.config.training.epsilon(step) for step in (0, 25, 50, 100)], [1.0, 0.55, 0.1, 0.1])
 
 
-def test_a_second_learn_begins_anew_and_one_that_goes_on_goes_on():
+def test_a_second_learn_counts_from_0_unless_it_continues():
     model = made("a2c")
     model.learn(100)
     model.learn(50)
@@ -206,7 +206,7 @@ def test_numbers_of_networks_are_read_and_set_by_name():
         other.policy.load_state_dict({})
 
 
-def test_set_env_goes_on_with_what_is_remembered(tmp_path):
+def test_set_env_keeps_the_replay_buffer(tmp_path):
     model = made("dqn")
     model.learn(160)
     assert model.replay_buffer.size() == 160
@@ -288,7 +288,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("make, word", REFUSED, ids=[word for _, word in REFUSED])
-def test_what_is_not_there_is_refused_by_name(make, word):
+def test_options_without_a_counterpart_are_refused_by_name(make, word):
     with pytest.raises(ValueError, match=word):
         make()
 

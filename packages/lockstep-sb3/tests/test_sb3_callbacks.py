@@ -118,7 +118,7 @@ def test_a_method_that_is_never_called_is_refused_with_the_nearest(name, nearest
             a2c().learn(6, callback)
 
 
-def test_off_policy_rollouts_are_what_lies_between_two_updates():
+def test_off_policy_rollouts_are_the_steps_between_two_updates():
     recorder = Recorder()
     model = DQN("MlpPolicy", Copy(), train_freq=2, learning_starts=2, policy_kwargs=SMALL)
     model.learn(6, callback=recorder)

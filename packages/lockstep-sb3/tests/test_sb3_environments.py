@@ -38,7 +38,7 @@ def stepped(venv, number):
 
 
 @pytest.mark.parametrize("terminates", [True, False])
-def test_an_ended_episode_begins_anew_and_tells_its_last_observation(terminates):
+def test_an_ended_episode_resets_and_reports_its_last_observation(terminates):
     venv = DummyVecEnv([lambda: Count(terminates=terminates), lambda: Count(length=2, terminates=terminates)])
     steps = stepped(venv, 3)
     assert [step[0].ravel().tolist() for step in steps] == [[1.0, 1.0], [2.0, 0.0], [0.0, 1.0]]
@@ -129,7 +129,7 @@ def test_frames_are_stacked_newest_last_and_begin_with_zeros():
     assert images.reset()[0, 0, 0].tolist() == [0, 0, 0, 255, 255, 255]
 
 
-def test_monitor_writes_what_load_results_reads(tmp_path):
+def test_load_results_reads_the_files_of_monitor(tmp_path):
     pytest.importorskip("pandas")
     env = Monitor(Count(), str(tmp_path))
     stepped(DummyVecEnv([lambda: env]), 7)
