@@ -1,4 +1,4 @@
-"""Transforms that are the same when acting and when learning, with their statistics."""
+"""Connectors: transforms around a network that are the same when acting and when learning, with their statistics."""
 
 from lockstep.connectors.connector import Connector, ObsPipeline
 from lockstep.connectors.memory import FrameStack, PreviousActions, PreviousRewards

@@ -1,4 +1,4 @@
-"""Connectors with a memory: frame stacks, and what was done and earned in the step before."""
+"""Connectors with a memory: frame stacks, and the action and reward of the step before."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from lockstep.options.checks import check_whole
 
 
 class RowMemory(Connector):
-    """Remembers something of each row (environment), `_memory` `[B, ...]`, until its `reset`."""
+    """Connector with a memory of each row (environment), until its `reset`."""
 
     _memory: npt.NDArray[Any] | None = None
+    """`[B, ...]`. None before the first call, when the number of rows is unknown."""
 
     def reset(self, env_index: int | npt.NDArray[Any] | None = None) -> None:
         if env_index is None:
@@ -35,9 +36,10 @@ class RowMemory(Connector):
 
     @abstractmethod
     def _forget(self, rows: npt.NDArray[Any]) -> None:
-        """Begin episodes in these rows."""
+        """Begin episodes in some rows, given by indices or flags."""
 
     def _check_rows(self, number: int) -> None:
+        """Raise `ValueError` if the number of rows has changed without a `reset`."""
         if self._memory is not None and len(self._memory) != number:
             raise ValueError(
                 f"{type(self).__name__} remembers {len(self._memory)} rows and got {number}; call reset() where other "
@@ -52,21 +54,27 @@ class RowMemory(Connector):
 
 
 class FrameStack(RowMemory):
-    """Stacks the last `num_frames` observations of each environment (DQN's four frames: Mnih et al. 2015).
+    """Stack of the last `num_frames` observations of each environment (DQN's four frames: Mnih et al. 2015).
 
-    Stacks are stored and learned from; they never reach over an episode's boundary: the first observation of an episode
-    fills its whole stack.
+    A stack never has frames of two episodes: the first observation of an episode fills its whole stack. Stacks are
+    recorded, so acting and learning use the same ones.
 
-    A Box `[...]` becomes `[num_frames, ...]`, oldest first; images with channels are joined along their channels. Of a
-    Dict each Box is stacked, and action masks and all else stay as they are. `ValueError` for another space.
+    A Box `[...]` becomes `[num_frames, ...]`, oldest frame first. Images with channels are concatenated along their
+    channels. In a Dict each Box is stacked; action masks and other parts do not change.
+
+    Args:
+        num_frames: Number of frames in a stack, at least 1.
+
+    Raises:
+        ValueError: The observations are neither a Box nor a Dict with one.
     """
 
     def __init__(self, num_frames: int = 4) -> None:
         self.num_frames = check_whole("num_frames", num_frames, 1)
         self._begins: list[int] = []
-        """rows whose next observation fills the stack"""
+        """Rows whose next observation fills the whole stack."""
         self._parts: dict[str, FrameStack] = {}
-        """of a Dict: what stacks each Box"""
+        """Stack of each Box in a Dict. Empty for a single Box."""
 
     def output_space(self, input_space: Space[Any]) -> Space[Any]:
         boxes = _boxes_in(input_space)
@@ -77,15 +85,18 @@ class FrameStack(RowMemory):
             raise ValueError(
                 f"FrameStack takes a Box or a Dict with one, not {input_space}; flatten the observations first"
             )
+        lows = [input_space.low] * self.num_frames
+        highs = [input_space.high] * self.num_frames
         axis = _channel_axis(input_space)
-        low, high = (
-            np.concatenate([bound] * self.num_frames, axis) if axis is not None else np.stack([bound] * self.num_frames)
-            for bound in (input_space.low, input_space.high)
-        )
+        if axis is None:
+            low, high = np.stack(lows), np.stack(highs)
+        else:
+            low, high = np.concatenate(lows, axis), np.concatenate(highs, axis)
         return spaces.Box(low, high, dtype=input_space.dtype.type)
 
     def bind(self, input_space: Space[Any]) -> Space[Any]:
-        self._space, self._axis = input_space, _channel_axis(input_space)
+        self._space = input_space
+        self._axis = _channel_axis(input_space)
         self._parts = {key: FrameStack(self.num_frames) for key in _boxes_in(input_space)}
         for key, part in self._parts.items():
             part.bind(input_space[key])  # type: ignore[index]
@@ -105,13 +116,14 @@ class FrameStack(RowMemory):
         for part in self._parts.values():
             part.reset(env_index)
         if self._memory is None:
+            # The next call fills all stacks, whatever their number.
             self._begins = []
 
     def _forget(self, rows: npt.NDArray[Any]) -> None:
         self._begins += rows.tolist()
 
     def __call__(self, data: Tree) -> Any:
-        """Return stacks `[B, ...]`, which the next call may write over, for the next observations `[B, ...]`."""
+        """Return the stacks `[B, ...]` after the next observations `[B, ...]`. The next call may overwrite them."""
         if self._parts:
             return {key: self._parts[key](leaf) if key in self._parts else leaf for key, leaf in data.items()}
         if data.shape[1:] != self._space.shape:
@@ -121,7 +133,7 @@ class FrameStack(RowMemory):
             frames = self._memory = np.repeat(data[:, None], self.num_frames, axis=1)
             return self._layout(frames)
         if len(frames) != len(data):
-            self._check_rows(len(data))
+            self._check_rows(len(data))  # raises the error
         frames[:, :-1] = frames[:, 1:]
         frames[:, -1] = data
         if self._begins:
@@ -131,8 +143,11 @@ class FrameStack(RowMemory):
 
     def export_memory(self) -> dict[str, npt.NDArray[Any]]:
         if self._parts:
-            memories = {key: part.export_memory() for key, part in self._parts.items()}
-            return {f"{name}/{key}": leaf for key, memory in memories.items() for name, leaf in memory.items()}
+            memories = {}
+            for key, part in self._parts.items():
+                for name, leaf in part.export_memory().items():
+                    memories[f"{name}/{key}"] = leaf
+            return memories
         space = self._space
         return {
             "frames": np.zeros((self.num_frames, *(space.shape or ())), space.dtype),
@@ -141,16 +156,20 @@ class FrameStack(RowMemory):
 
     def export_call(self, data: Tree, memory: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
         if self._parts:
-            stacks, after = dict(data), dict[str, Tensor]()
+            stacks = dict(data)
+            memory_after: dict[str, Tensor] = {}
             for key, part in self._parts.items():
-                own = {name: memory[f"{name}/{key}"] for name in ("frames", "has_frames")}
-                stacks[key], new = part.export_call(data[key], own)
-                after |= {f"{name}/{key}": leaf for name, leaf in new.items()}
-            return stacks, after
-        frames, newest = memory["frames"], data.unsqueeze(1)
+                part_memory = {name: memory[f"{name}/{key}"] for name in ("frames", "has_frames")}
+                stacks[key], part_after = part.export_call(data[key], part_memory)
+                memory_after |= {f"{name}/{key}": leaf for name, leaf in part_after.items()}
+            return stacks, memory_after
+
+        # Both cases are computed and one is chosen by `where`, because a trace cannot branch on values.
+        frames = memory["frames"]
+        newest = data.unsqueeze(1)
         moved = torch.cat([frames[:, 1:], newest], dim=1)
-        goes_on = memory["has_frames"].reshape(-1, *[1] * (frames.dim() - 1))
-        frames = torch.where(goes_on, moved, newest.expand_as(frames))
+        has_frames = memory["has_frames"].reshape(-1, *[1] * (frames.dim() - 1))
+        frames = torch.where(has_frames, moved, newest.expand_as(frames))
         return self._layout(frames), {"frames": frames, "has_frames": torch.ones_like(memory["has_frames"])}
 
     def get_state(self) -> dict[str, Any]:
@@ -163,14 +182,15 @@ class FrameStack(RowMemory):
             part.set_state(state["parts"][key])
         if self._parts:
             return
-        frames, shape = state["memory"], (self.num_frames, *(self._space.shape or ()))
+        frames = state["memory"]
+        shape = (self.num_frames, *(self._space.shape or ()))
         if frames is not None and np.shape(frames)[1:] != shape:
             raise ValueError(f"frames of shape {np.shape(frames)} do not fit [B, {', '.join(map(str, shape))}]")
         super().set_state(state)
         self._begins = [int(row) for row in state["begins"]]
 
     def _layout(self, frames: Tree) -> Any:
-        """Return `[B, num_frames, ...]`, an array or a tensor, as the output space has it."""
+        """Return frames `[B, num_frames, ...]` (an array or a tensor) in the layout of the output space."""
         if self._axis is None:
             return frames
         if self._axis == 0:
@@ -179,24 +199,26 @@ class FrameStack(RowMemory):
 
 
 def _boxes_in(space: Space[Any]) -> list[str]:
-    """Return the keys of a Dict whose Boxes are stacked; none of another space."""
+    """Return the keys of the Boxes in a Dict that are stacked, or an empty list for another space."""
     if not isinstance(space, spaces.Dict):
         return []
     return [key for key, part in space.spaces.items() if isinstance(part, spaces.Box) and key != ACTION_MASK]
 
 
 def _channel_axis(space: Space[Any]) -> int | None:
-    """Return the axis of an image's channels, along which frames are joined; None: along a new first axis."""
+    """Return the axis of an image's channels, along which frames are concatenated; None without channels."""
     if is_image(space) and len(space.shape or ()) == 3:
         return 2 if channels_last(space.shape or ()) else 0
     return None
 
 
-class _Beside(RowMemory):
-    """Adds a vector of what it remembers to the observation, under a name of its own."""
+class _AddedVector(RowMemory):
+    """Connector that adds a vector from its memory to the observation, under a key of its own."""
 
     key: str
+    """Key of the vector in the observation."""
     _size: int
+    """Length of the vector."""
 
     def output_space(self, input_space: Space[Any]) -> spaces.Dict:
         parts = list(input_space.spaces.items()) if isinstance(input_space, spaces.Dict) else [("obs", input_space)]
@@ -206,29 +228,35 @@ class _Beside(RowMemory):
 
     @abstractmethod
     def _added_space(self) -> spaces.Box:
-        """Return the space of what is added."""
+        """Return the space of the added vector."""
 
     def _forget(self, rows: npt.NDArray[Any]) -> None:
         if self._memory is not None:
             self._memory[rows] = 0.0
 
     def __call__(self, data: Tree) -> dict[str, Any]:
-        """Return the observations `[B, ...]` as a dict with what is remembered of each row."""
+        """Return the observations `[B, ...]` as a dict with the vector of each row."""
         number = len(next(leaves(data)))
         if self._memory is None:
             self._memory = np.zeros((number, self._size), np.float32)
         self._check_rows(number)
-        return self._beside(data, self._memory.copy())
+        return self._with_vector(data, self._memory.copy())
 
-    def _beside(self, data: Tree, remembered: Tree) -> dict[str, Any]:
-        return {**(data if isinstance(data, dict) else {"obs": data}), self.key: remembered}
+    def _with_vector(self, data: Tree, vector: Tree) -> dict[str, Any]:
+        """Return the observations as a dict to which the vector is added."""
+        observations = data if isinstance(data, dict) else {"obs": data}
+        return {**observations, self.key: vector}
 
 
-class PreviousActions(_Beside):
-    """Adds the action before as `"previous_actions"`: the environment's, flat, discrete choices one-hot.
+class PreviousActions(_AddedVector):
+    """Connector that adds the action of the step before to the observation, as `"previous_actions"`.
 
-    An observation `[...]` becomes the Dict `{"obs": [...], "previous_actions": [size]}`; a Dict gets one more key, so
-    that its mask stays where it is. Zeros where an episode begins.
+    It is the environment's action as one flat vector, in which discrete choices are one-hot. It is zero where an
+    episode begins. An observation `[...]` becomes the Dict `{"obs": [...], "previous_actions": [size]}`. A Dict gets
+    one more key, so that an action mask stays in its place.
+
+    Args:
+        action_space: Action space of the environment.
     """
 
     key = "previous_actions"
@@ -240,6 +268,7 @@ class PreviousActions(_Beside):
 
     def _added_space(self) -> spaces.Box:
         low, high = self._space.low, self._space.high  # type: ignore[attr-defined]
+        # The space must contain the zeros of an episode's beginning.
         return spaces.Box(np.minimum(low, 0.0), np.maximum(high, 0.0), dtype=np.float32)
 
     def after_step(self, actions: Tree, rewards: npt.NDArray[Any] | None) -> None:
@@ -250,23 +279,28 @@ class PreviousActions(_Beside):
         return {self.key: np.zeros(self._size, np.float32)}
 
     def export_call(self, data: Tree, memory: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        return self._beside(data, memory[self.key]), dict(memory)
+        return self._with_vector(data, memory[self.key]), dict(memory)
 
     def export_after(self, memory: dict[str, Tensor], actions: Tree) -> dict[str, Tensor]:
         return {self.key: self._flat(actions)}
 
 
-class PreviousRewards(_Beside):
-    """Adds the reward of the step before as `"previous_rewards"` `[1]`, otherwise as `PreviousActions`.
+class PreviousRewards(_AddedVector):
+    """Connector that adds the reward of the step before to the observation, as `"previous_rewards"` `[1]`.
 
-    A policy that is called by hand is told by `compute_actions(obs, rewards=...)`; `ValueError` where it is not.
+    The form of the observation is that of `PreviousActions`. A program that calls a policy itself passes the rewards by
+    `compute_actions(obs, rewards=...)`.
+
+    Raises:
+        ValueError: In a call, if the rewards of the step before were not passed.
     """
 
     key = "previous_rewards"
     _size = 1
     _is_known = True
+    """Whether the rewards of the last step were passed."""
     _begins = np.zeros(0, bool)
-    """[B], rows that have been reset since the last call"""
+    """`[B]`, whether a row was reset since the last call."""
     reads_rewards = True
 
     def _added_space(self) -> spaces.Box:
@@ -283,7 +317,8 @@ class PreviousRewards(_Beside):
         self._is_known = rewards is not None
         if rewards is not None and self._memory is not None:
             self._check_rows(len(rewards))
-            rewards = np.where(self._begins, 0.0, rewards)  # they are of the episode before
+            # The rewards of rows that were reset belong to the episode before.
+            rewards = np.where(self._begins, 0.0, rewards)
             self._memory = rewards[:, None].astype(np.float32)
 
     def __call__(self, data: Tree) -> dict[str, Any]:
@@ -297,7 +332,7 @@ class PreviousRewards(_Beside):
         return {}
 
     def export_call(self, data: Tree, memory: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        return self._beside(data, memory["reward"].unsqueeze(-1)), {}
+        return self._with_vector(data, memory["reward"].unsqueeze(-1)), {}
 
     def get_state(self) -> dict[str, Any]:
         begins = None if self._memory is None else self._begins.copy()

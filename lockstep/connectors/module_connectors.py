@@ -1,4 +1,4 @@
-"""All transforms around one network, used alike when acting and when learning: the class, rewards and actions."""
+"""`ModuleConnectors`, all transforms around one network, with the connectors of actions, rewards and train columns."""
 
 from __future__ import annotations
 
@@ -31,13 +31,18 @@ def is_connector(value: object) -> TypeGuard[Connector]:
 
 
 class ActionPipeline:
-    """Applies connectors one after the other: actions of the module in, actions of the environment out.
+    """Sequence of connectors from the module's actions to the environment's.
 
-    `module_space`: what the module acts in, `input_space` of all connectors from the last to the first.
+    Args:
+        connectors: The connectors in their order. They have neither statistics nor memory.
+        action_space: Action space of the environment.
+
+    Attributes:
+        module_space: Action space of the module: the `input_space` of the connectors, from the last to the first.
 
     Raises:
-        TypeError: something that is no connector of actions.
-        ValueError: one with statistics or a memory.
+        TypeError: An object is not a connector of actions.
+        ValueError: A connector has statistics or a memory.
     """
 
     def __init__(self, connectors: Sequence[Any], action_space: Space[Any]) -> None:
@@ -50,45 +55,50 @@ class ActionPipeline:
             connector.check_plain("env_runners.module_to_env_connector")
             self.module_space = connector.input_space(self.module_space)
         self.has_inverse = all(hasattr(connector, "inverse") for connector in self.connectors)
-        """Whether `inverse` brings the environment's actions to the module's."""
+        """Whether `inverse` can be called."""
         self.rescales = any(connector.rescales for connector in self.connectors)
         """Whether one of the connectors maps [-1, 1] onto the bounds."""
 
     def __call__(self, actions: Tree) -> Any:
-        """Return the environment's actions `[..., *action]` for the module's."""
+        """Return the environment's actions `[..., *action]` for actions of the module."""
         for connector in self.connectors:
             actions = connector(actions)
         return actions
 
     def inverse(self, actions: Tree) -> Any:
-        """Return the module's actions for the environment's; only where each connector has an inverse."""
+        """Return the module's actions for actions of the environment. Needs `has_inverse`."""
         for connector in reversed(self.connectors):
             actions = connector.inverse(actions)
         return actions
 
 
 class ClipActions(Connector):
-    """Limits actions of a Box, `[..., A]` or in the space's own shape, to its bounds; actions of other spaces pass.
+    """Clipping of actions to the bounds of a Box. Actions of other spaces do not change.
 
-    Of a Dict or Tuple the parts that are a Box are limited.
-    The learner keeps the actions as they were drawn: a Gaussian's density is that of the unlimited ones.
+    Actions are `[..., A]`, or in the shape of the space. In a Dict or Tuple the parts that are a Box are clipped. The
+    learner keeps the actions before clipping, because a Gaussian has no density for clipped ones.
+
+    Args:
+        action_space: Action space of the environment.
     """
 
     def __init__(self, action_space: Space[Any]) -> None:
         self._low: Constant | None = None
         self._high: Constant | None = None
-        self._space, self._parts = action_space, []
+        self._space = action_space
+        self._parts: list[Any] = []
         if isinstance(action_space, COMPOSITE):
             self._parts = map_boxes(ClipActions, action_space)
-        if isinstance(action_space, spaces.Box) and (
-            action_space.bounded_below.any() or action_space.bounded_above.any()
-        ):
-            self._low = Constant(action_space.low.reshape(-1))
-            self._high = Constant(action_space.high.reshape(-1))
+        if isinstance(action_space, spaces.Box):
+            has_bounds = action_space.bounded_below.any() or action_space.bounded_above.any()
+            if has_bounds:
+                self._low = Constant(action_space.low.reshape(-1))
+                self._high = Constant(action_space.high.reshape(-1))
+        # Collectors leave out a connector that changes nothing.
         self.is_identity = self._low is None and all(part is None or part.is_identity for part in self._parts)
 
     def __call__(self, actions: Tree) -> Tree:
-        """Return the actions within the bounds, in a new array."""
+        """Return the clipped actions."""
         if self._parts:
             return apply_to_parts(self._parts, self._space, actions)
         if self._low is None or self._high is None:
@@ -97,28 +107,39 @@ class ClipActions(Connector):
         return clip(actions.reshape(-1, low.shape[0]), low, high).reshape(actions.shape)
 
     def inverse(self, actions: np.ndarray) -> np.ndarray:
-        """Return actions within the bounds as they are."""
+        """Return the actions unchanged: those within the bounds were not clipped."""
         return actions
 
 
 class ClipRewards(Connector):
-    """Limits the rewards of train columns to [low, high]; with `sign=True` only their sign is left (Mnih et al. 2015).
+    """Clipping of the rewards in train columns to [low, high], or to their sign (Mnih et al. 2015).
 
-    Where a replay buffer sums the rewards of n steps, it is the sum that is limited.
+    If a replay buffer sums the rewards of n steps, the sum is clipped.
+
+    Args:
+        low: Smallest reward.
+        high: Largest reward.
+        sign: Whether rewards become their sign (-1, 0 or 1) instead of being clipped.
+
+    Raises:
+        ValueError: `low` is not less than `high`.
     """
 
     def __init__(self, low: float = -1.0, high: float = 1.0, *, sign: bool = False) -> None:
         if not low < high:
             raise ValueError(f"ClipRewards needs low < high, got {low} and {high}")
-        self.low, self.high, self.sign = float(low), float(high), sign
+        self.low = float(low)
+        self.high = float(high)
+        self.sign = sign
 
     def __call__(self, data: Tree) -> Any:
         rewards = torch.as_tensor(data[Columns.REWARDS])
-        return {**data, Columns.REWARDS: rewards.sign() if self.sign else rewards.clamp(self.low, self.high)}
+        clipped = rewards.sign() if self.sign else rewards.clamp(self.low, self.high)
+        return {**data, Columns.REWARDS: clipped}
 
 
 class ScaleRewards(Connector):
-    """Multiplies the rewards of train columns by `factor`."""
+    """Multiplication of the rewards in train columns by `factor`."""
 
     def __init__(self, factor: float) -> None:
         check_number("factor", factor)
@@ -129,11 +150,19 @@ class ScaleRewards(Connector):
 
 
 class NormalizeRewards:
-    """Divides rewards by the standard deviation of the running discounted return, then limits them to [-clip, clip].
+    """Division of rewards by the standard deviation of the running discounted return, then clipping to [-clip, clip].
 
-    The running return of an environment is `R_t = gamma * R_(t-1) + r_t`, zero again after an episode's end. The mean
-    is not subtracted, so signs stay. (OpenAI baselines' VecNormalize; Huang et al. 2022, "The 37 Implementation Details
-    of Proximal Policy Optimization", continuous-control details 8 and 9.)
+    The running return of an environment is `R_t = gamma * R_(t-1) + r_t`, which begins at zero in each episode. The
+    mean is not subtracted, so that rewards keep their signs. (OpenAI baselines' VecNormalize; Huang et al. 2022, "The
+    37 Implementation Details of Proximal Policy Optimization", continuous-control details 8 and 9.)
+
+    Args:
+        gamma: Discount of the running return, in [0, 1].
+        clip: Limit of the scaled rewards. None sets no limit.
+        epsilon: Added to the variance.
+
+    Raises:
+        ValueError: An argument is not allowed.
     """
 
     def __init__(self, gamma: float = 0.99, clip: float | None = 10.0, epsilon: float = 1e-8) -> None:
@@ -142,22 +171,29 @@ class NormalizeRewards:
                 f"NormalizeRewards needs gamma in [0, 1], clip > 0 (or None) and epsilon > 0, got {gamma}, {clip} and "
                 f"{epsilon}"
             )
-        self.gamma, self.clip, self.epsilon = float(gamma), clip, float(epsilon)
+        self.gamma = float(gamma)
+        self.clip = clip
+        self.epsilon = float(epsilon)
         self.moments = RunningMoments()
-        self._returns = np.zeros(0)  # [B], the running returns after the last row seen
-        self._new_returns: dict[str, Any] | None = None  # those of them that the last rows led to, and from where
+        """Moments of the running returns of all steps."""
+        self._returns = np.zeros(0)
+        """`[B]`, the running returns after the last rows."""
+        self._new_returns: dict[str, Any] | None = None
+        """The running returns after the last rows of this learner, for the other learners: `{"first": index of the
+        first environment, "returns": [B]}`. None if the rows were not the last ones of their environments."""
         self._on_device: torch.Tensor | None = None
-        """float64 [3 + B] where `of_tensors` computes: count, mean, squares and the running returns; it stays in its
-        memory, which CUDA graphs read and write"""
+        """float64 `[3 + B]` on the device, for `normalize_tensors`: count, mean, squares and the running returns. It is
+        changed in place, because CUDA graphs read and write its memory."""
 
     def __call__(self, rewards: np.ndarray, dones: np.ndarray, valid: np.ndarray | None = None) -> np.ndarray:
-        """Take rewards `[T, B]` into the statistics, then return them scaled, in their own float type.
+        """Add rewards to the statistics, and return them scaled, in their own float dtype.
 
-        A call with another number of environments than before begins their returns anew.
+        In a call with another number of environments than before, their running returns begin at zero.
 
         Args:
-            dones: bool `[T, B]`, an episode ended with this step (terminated or truncated).
-            valid: None, or bool `[T, B]`; False rows (a reset, no transition) are passed over.
+            rewards: `[T, B]`.
+            dones: bool `[T, B]`, whether an episode ended with this step (terminated or truncated).
+            valid: bool `[T, B]`, whether a row is a transition. Other rows (resets) are passed over. Defaults to all.
         """
         self.moments.merge(self.moments_of(rewards, dones, valid))
         return self.scale(rewards)
@@ -170,138 +206,181 @@ class NormalizeRewards:
         counting: np.ndarray | None = None,
         place: tuple[int, int, int, int] | None = None,
     ) -> RunningMoments:
-        """Return moments of the running returns of these steps alone, to be merged into `moments`; move the returns.
+        """Return the moments of the running returns of these steps alone, and continue the running returns.
+
+        The caller merges the result into `moments`, with several learners after joining the results of all.
 
         Args:
-            counting: None, or bool `[T, B]`; other rows are part of the returns, but another learner counts them.
-            place: of a shard, see `Trajectories`; `share_returns` tells the others what it led to.
+            rewards: `[T, B]`.
+            dones: bool `[T, B]`, whether an episode ended with this step.
+            valid: bool `[T, B]`, whether a row is a transition. Defaults to all.
+            counting: bool `[T, B]`, whether this learner counts a row. Other rows are part of the returns, but another
+                learner counts them. Defaults to all.
+            place: Place of a shard in the whole rollout, see `Trajectories`. `share_returns` then gives the returns at
+                its end to the other learners. None if these are all rows.
         """
         num_steps, num_envs = rewards.shape
+        first_step, first_env, all_steps, all_envs = place or (0, 0, num_steps, num_envs)
+        all_returns = self._returns.copy() if len(self._returns) == all_envs else np.zeros(all_envs)
+        # A shard that begins within the rollout begins with an episode, whose return is zero.
+        running = all_returns[first_env : first_env + num_envs] if first_step == 0 else np.zeros(num_envs)
+
+        # A row that is not a transition keeps the running return: reward 0 and discount 1.
+        if valid is None:
+            step_rewards = rewards
+            discounts = np.full(rewards.shape, self.gamma)
+        else:
+            step_rewards = np.where(valid, rewards, 0.0)
+            discounts = np.where(valid, self.gamma, 1.0)
+        continues = np.logical_not(dones)
         returns = np.empty((num_steps, num_envs))
-        step, env, all_steps, all_envs = place or (0, 0, num_steps, num_envs)
-        carried = self._returns.copy() if len(self._returns) == all_envs else np.zeros(all_envs)
-        running = carried[env : env + num_envs] if step == 0 else np.zeros(num_envs)
-        counted = rewards if valid is None else np.where(valid, rewards, 0.0)
-        discounts = np.full(rewards.shape, self.gamma) if valid is None else np.where(valid, self.gamma, 1.0)
-        keeps = np.logical_not(dones)
         for t in range(num_steps):
-            running = np.add(running * discounts[t], counted[t], out=returns[t])
-            running = running * keeps[t]
-        is_end = step + num_steps == all_steps
-        if is_end:
-            carried[env : env + num_envs] = running
-        self._returns, self._new_returns = carried, {"first": env, "returns": running} if is_end else None
-        seen = RunningMoments()
-        chosen = valid if counting is None else counting if valid is None else counting & valid
-        seen.update(returns.reshape(-1) if chosen is None else returns[chosen])
-        return seen
+            running = np.add(running * discounts[t], step_rewards[t], out=returns[t])
+            running = running * continues[t]
 
-    def of_tensors(self, rewards: torch.Tensor, dones: torch.Tensor) -> torch.Tensor:
-        """Do what a call does with tensors `[T, B]`, where they are; the host does not wait for it.
+        self._new_returns = None
+        if first_step + num_steps == all_steps:
+            all_returns[first_env : first_env + num_envs] = running
+            self._new_returns = {"first": first_env, "returns": running}
+        self._returns = all_returns
 
-        `follow_device` brings the statistics here.
+        if counting is None:
+            counted_rows = valid
+        elif valid is None:
+            counted_rows = counting
+        else:
+            counted_rows = counting & valid
+        moments = RunningMoments()
+        moments.update(returns.reshape(-1) if counted_rows is None else returns[counted_rows])
+        return moments
+
+    def normalize_tensors(self, rewards: torch.Tensor, dones: torch.Tensor) -> torch.Tensor:
+        """Do as a call for tensors on a device, without making the host wait.
+
+        The statistics change on the device only, until `copy_from_device` is called.
+
+        Args:
+            rewards: `[T, B]`.
+            dones: bool `[T, B]`, whether an episode ended with this step.
         """
-        if self._on_device is None or len(self._on_device) != 3 + rewards.shape[1]:
-            self._on_device = torch.zeros(3 + rewards.shape[1], dtype=torch.float64, device=rewards.device)
-            self.lead_device()
-        (count, mean, squares), running = self._on_device[:3], self._on_device[3:]
+        num_envs = rewards.shape[1]
+        if self._on_device is None or len(self._on_device) != 3 + num_envs:
+            self._on_device = torch.zeros(3 + num_envs, dtype=torch.float64, device=rewards.device)
+            self.copy_to_device()
+        count, mean, squares = self._on_device[:3]
+        running = self._on_device[3:]
         returns = torch.empty(rewards.shape, dtype=torch.float64, device=rewards.device)
         for t in range(len(rewards)):
             returns[t].copy_(running.mul_(self.gamma).add_(rewards[t]))
             running.masked_fill_(dones[t], 0.0)
-        number, seen = returns.numel(), returns.mean()
-        delta, total = seen - mean, count + number
-        squares.add_((returns - seen).square_().sum() + delta.square() * (count * (number / total)))
+
+        # `RunningMoments.merge` in tensors, in place.
+        number = returns.numel()
+        new_mean = returns.mean()
+        delta = new_mean - mean
+        total = count + number
+        squares.add_((returns - new_mean).square_().sum() + delta.square() * (count * (number / total)))
         mean.add_(delta * (number / total))
         count.copy_(total)
         factor = 1.0 / (squares / count + self.epsilon).sqrt()
         return self._scaled(rewards, factor.to(rewards.dtype))
 
-    def follow_device(self) -> None:
-        """Take over the statistics that `of_tensors` has changed; waits for the device."""
+    def copy_from_device(self) -> None:
+        """Copy the statistics that `normalize_tensors` has changed from the device. The host waits for it."""
         if self._on_device is not None:
-            (count, mean, squares), self._returns = np.split(self._on_device.cpu().numpy().copy(), [3])
+            numbers = self._on_device.cpu().numpy().copy()
+            count, mean, squares = numbers[:3]
+            self._returns = numbers[3:]
             self.moments.set_state({"count": count, "mean": mean, "squares": squares})
 
-    def lead_device(self) -> None:
-        """Have `of_tensors` go on from the statistics that are here."""
+    def copy_to_device(self) -> None:
+        """Copy the statistics to the device, from which `normalize_tensors` continues."""
         if self._on_device is not None:
-            number, moments = len(self._on_device) - 3, self.moments
-            returns = self._returns if len(self._returns) == number else np.zeros(number)
-            state = np.concatenate([[moments.count, moments.mean, moments.squares], returns])
-            self._on_device.copy_(torch.from_numpy(state))
+            num_envs = len(self._on_device) - 3
+            returns = self._returns if len(self._returns) == num_envs else np.zeros(num_envs)
+            moments = [self.moments.count, self.moments.mean, self.moments.squares]
+            numbers = np.concatenate([moments, returns])
+            self._on_device.copy_(torch.from_numpy(numbers))
 
     def share_returns(self, gather: Callable[[Any], list[Any]]) -> None:
-        """Give each of several learners the running returns of all environments, as one learner has them.
+        """Exchange the running returns with the other learners, so that each has those of all environments.
 
-        `gather(value)` returns what all of them hand in.
+        Args:
+            gather: Function that returns the values that all learners pass to it.
         """
         for part in gather(self._new_returns):
             if part is not None:
                 self._returns[part["first"] : part["first"] + len(part["returns"])] = part["returns"]
 
     def scale(self, rewards: np.ndarray) -> np.ndarray:
-        """Return rewards of any shape, scaled with the statistics as they are."""
+        """Return rewards of any shape, scaled with the current statistics, which do not change."""
         factor = rewards.dtype.type(1.0 / np.sqrt(float(self.moments.var) + self.epsilon))
         scaled: np.ndarray = self._scaled(rewards, factor)
         return scaled
 
     def _scaled(self, rewards: Array, factor: Array) -> Array:
-        """Return rewards times a factor of their own float type, within the bounds; arrays or tensors."""
+        """Return rewards (array or tensor) times a factor of the same dtype, clipped."""
         scaled = rewards * factor
         return scaled if self.clip is None else scaled.clip(-self.clip, self.clip)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the statistics and the running returns."""
+        """Return the moments and the running returns."""
         return {"moments": self.moments.get_state(), "returns": self._returns.copy()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `get_state` gave."""
+        """Restore the state that `get_state` returned."""
         moments = RunningMoments()
         moments.set_state(state["moments"])
-        self.moments, self._returns = moments, np.array(state["returns"], dtype=np.float64)
-        self.lead_device()
+        self.moments = moments
+        self._returns = np.array(state["returns"], dtype=np.float64)
+        self.copy_to_device()
 
 
 @dataclass
 class ModuleConnectors:
-    """Holds the pipeline of observations, the scaling of rewards, and what brings actions to the environment.
+    """All transforms around one network: of observations, actions, rewards and train columns.
 
-    Their statistics are frozen while a rollout is collected and learned from; `update` moves them once after the
-    gradient steps, so that the policy that acted and the one that is compared with it see the same numbers.
+    Their statistics are frozen while a rollout is collected and learned from. `update` changes them once, after the
+    gradient steps, so that the policy that acted and the policy that is compared with it see the same numbers.
     """
 
     obs: ObsPipeline = field(default_factory=lambda: ObsPipeline())
-    """applied when acting, and whenever stored rows are read"""
+    """Connectors of observations, applied when acting and whenever stored rows are read."""
     rewards: NormalizeRewards | None = None
+    """Normalisation of rewards, or None."""
     actions: ActionPipeline | None = None
-    """from module actions to environment actions; `None`: as they are"""
+    """Connectors from the module's actions to the environment's. None if both are the same."""
     recorded: ObsPipeline = field(default_factory=lambda: ObsPipeline())
-    """applied before `obs`, once, where data are collected, which each collector does with a copy: its output is
-    stored"""
+    """Connectors of observations before `obs`, applied once when data are collected, so that their output is stored.
+    Each collector has a copy, because of their memory."""
     learner: tuple[Connector, ...] = ()
-    """from the recorded train columns to those that are learned from"""
+    """Connectors from the recorded train columns to the columns that the loss reads."""
     join: Callable[[RunningMoments], RunningMoments] | None = None
-    """with several learners: from the moments of what this one has seen to those of what all have seen"""
+    """With several learners, the function from the moments of this one's rows to those of all rows."""
     gather: Callable[[Any], list[Any]] | None = None
-    """with several learners: returns what each of them hands in"""
+    """With several learners, the function that returns the values that all of them pass to it."""
 
     @property
     def acting_names(self) -> tuple[str, ...]:
-        """The names of the connectors that acting needs: all but the rewards'."""
+        """Class names of the connectors that acting needs: those of observations and of actions."""
         acting = [*self.recorded.connectors, *self.obs.connectors]
-        acting += [] if self.actions is None else self.actions.connectors
+        if self.actions is not None:
+            acting += self.actions.connectors
         return tuple(type(connector).__name__ for connector in acting)
 
     @property
     def num_frames(self) -> int:
-        """The frames of the stacks `[frames, ...]` that are stored; 1 where no such stacks are."""
+        """Number of frames in the stacks `[frames, ...]` that are stored, or 1 if there are none."""
         if not self.recorded.connectors:
             return 1
         return self.recorded.connectors[-1].num_stored_frames
 
     def train_columns(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """Return what the learner connectors make of train columns (tensors); `ValueError` for other rows."""
+        """Return the train columns (tensors) after the connectors of `learner`.
+
+        Raises:
+            ValueError: A connector does not return columns of the same rows.
+        """
         if not self.learner:
             return columns
         number = len(columns[Columns.REWARDS])
@@ -315,38 +394,41 @@ class ModuleConnectors:
         return columns
 
     def learning_rewards(self, trajectories: Trajectories) -> np.ndarray:
-        """Take rewards into the statistics, and return them `[T, B]` as the estimator reads them."""
+        """Add rewards to the statistics, and return the scaled ones `[T, B]` for the estimator of advantages."""
         if self.rewards is None:
             return trajectories.rewards
-        seen = self.rewards.moments_of(
+        moments = self.rewards.moments_of(
             trajectories.rewards, trajectories.dones, trajectories.valid, trajectories.owned, trajectories.place
         )
         if self.gather is not None:
             self.rewards.share_returns(self.gather)
-        self.rewards.moments.merge(seen if self.join is None else self.join(seen))
+        self.rewards.moments.merge(moments if self.join is None else self.join(moments))
         return self.rewards.scale(trajectories.rewards)
 
     def learning_rewards_on_device(self, rollout: TensorRollout) -> torch.Tensor:
-        """Return the rewards `[T, B]` of a rollout on a device, scaled for the estimator; update their statistics.
+        """Do as `learning_rewards` for a rollout on a device, which the host does not wait for.
 
-        Nothing leaves the device. Its sums are taken in another order than in `learning_rewards`, so the last digits
-        differ.
+        Sums are taken in another order than in `learning_rewards`, so the last digits differ.
         """
-        return rollout.rewards if self.rewards is None else self.rewards.of_tensors(rollout.rewards, rollout.cuts)
+        return (
+            rollout.rewards if self.rewards is None else self.rewards.normalize_tensors(rollout.rewards, rollout.cuts)
+        )
 
     def update(self, flat_obs: Tree, rows: np.ndarray | None, *, joined: bool = True) -> None:
-        """Take the raw rows `[N, ...]`, or those in `rows`, into the statistics of observations.
+        """Add the environment's observations to the statistics of observations.
 
-        `joined=False`: all learners take in the same rows, rather than each its own.
+        Args:
+            flat_obs: Observations `[N, ...]`. rows: Indices or flags `[N]` of the rows to add. None adds all. joined:
+            Whether each of several learners has other rows. If all have the same rows, there is nothing to join.
         """
         self.obs.update(flat_obs, rows, self.join if joined else None)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the statistics."""
+        """Return the statistics of observations and rewards."""
         return {"obs": self.obs.get_state(), "rewards": None if self.rewards is None else self.rewards.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `get_state` gave."""
+        """Restore the state that `get_state` returned."""
         self.obs.set_state(state["obs"])
         if self.rewards is not None:
             self.rewards.set_state(state["rewards"])

@@ -1,10 +1,13 @@
-"""Connectors of single observations: normalise, flatten, one-hot, clip; and of images: grayscale, resize."""
+"""Connectors without memory for observations: normalisation, flattening, one-hot and clipping.
+
+For images there are the conversion to grey and resizing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +25,18 @@ from lockstep.options.checks import check_whole
 
 
 class NormalizeObs(LeafConnector):
-    """Gives `(obs - mean) / sqrt(var + epsilon)`, limited to [-clip, clip], by running statistics of each entry.
+    """Normalisation of observations by running statistics: `(obs - mean) / sqrt(var + epsilon)`, within [-clip, clip].
 
-    Every Box that is not an image is normalised and comes out as float32; other leaves pass. Numbers that float32 may
-    not tell apart (float64, and whole numbers of 32 or 64 bits, as a clock has) are normalised in float64. Before the
-    first `update` the mean is 0 and the variance 1. Statistics change by `update` only.
+    Every entry of a Box that is not an image has its own statistics. The output is float32. Other leaves do not change.
+    Numbers that float32 may not tell apart (float64, and whole numbers of 32 or 64 bits, such as a clock's) are
+    normalised in float64. Before the first `update` the mean is 0 and the variance 1. Only `update` changes them.
+
+    Args:
+        clip: Limit of the normalised numbers.
+        epsilon: Added to the variance, so that a constant entry is not divided by 0.
+
+    Raises:
+        ValueError: `clip` or `epsilon` is not above 0.
     """
 
     def __init__(self, clip: float = 10.0, epsilon: float = 1e-8) -> None:
@@ -43,25 +53,25 @@ class NormalizeObs(LeafConnector):
 
     @property
     def moments(self) -> list[RunningMoments]:
-        """The statistics of each normalised leaf, in the order of the space."""
+        """Statistics of each normalised leaf, in the order of the space."""
         return [normalizer.moments for normalizer in self._normalizers()]
 
     def update_joined(self, data: Tree, join: Join) -> None:
-        def update(normalizer: Leaf) -> Leaf:
-            return partial(normalizer.update, join=join) if isinstance(normalizer, _Normalizer) else same
+        def update(transform: Leaf) -> Leaf:
+            return partial(transform.update, join=join) if _is_normalizer(transform) else same
 
         apply_leaves(map_tree(update, self._leaves), data)
 
     @property
     def takes_moments(self) -> bool:
-        """Whether observations are one array that is normalised, whose moments `take_in` takes."""
-        return isinstance(self._leaves, _Normalizer)
+        """Whether observations are a single array that is normalised, so that `merge_moments` can be called."""
+        return _is_normalizer(self._leaves)
 
-    def take_in(self, seen: RunningMoments) -> None:
-        """Take the moments of further rows in; see `takes_moments`."""
+    def merge_moments(self, moments: RunningMoments) -> None:
+        """Add the moments of further rows to the statistics, see `takes_moments`."""
         normalizer: _Normalizer = self._leaves
-        normalizer.moments.merge(seen)
-        normalizer.take(normalizer.moments)
+        normalizer.moments.merge(moments)
+        normalizer.set_moments(normalizer.moments)
 
     def get_state(self) -> dict[str, Any]:
         return {"leaves": [moments.get_state() for moments in self.moments]}
@@ -70,34 +80,38 @@ class NormalizeObs(LeafConnector):
         normalizers = self._normalizers()
         if set(state) != {"leaves"} or len(state["leaves"]) != len(normalizers):
             raise ValueError(f"the state does not fit {len(normalizers)} normalised leaves")
-        fresh = [RunningMoments(normalizer.moments.shape) for normalizer in normalizers]
-        for moments, saved in zip(fresh, state["leaves"]):
+        # All states are checked before the first is used: a state that does not fit changes nothing.
+        restored = [RunningMoments(normalizer.moments.shape) for normalizer in normalizers]
+        for moments, saved in zip(restored, state["leaves"]):
             moments.set_state(saved)
-        for normalizer, moments in zip(normalizers, fresh):
-            normalizer.take(moments)
+        for normalizer, moments in zip(normalizers, restored):
+            normalizer.set_moments(moments)
 
     def _normalizers(self) -> list[_Normalizer]:
-        return [leaf for leaf in leaves(self._leaves) if isinstance(leaf, _Normalizer)]
+        """Return the transforms of the normalised leaves, in the order of the space."""
+        return [leaf for leaf in leaves(self._leaves) if _is_normalizer(leaf)]
 
 
 class _Normalizer:
-    """Normalises one leaf, in float32 or, where its space has more digits, in float64.
+    """Normalisation of one leaf, in float32 or, if its space needs more digits, in float64.
 
-    Mean and factor are of the dtype that it computes in, so that numpy and torch compute the same numbers.
+    Mean and factor have the dtype of the computation, so that numpy and torch compute the same numbers.
     """
 
     def __init__(self, space: spaces.Box, clip: float, epsilon: float) -> None:
         self.space = space
-        self._epsilon, self._clip = epsilon, clip
-        # float32 has 24 binary digits: seconds since 1970 would be rounded to steps of 128
+        self._epsilon = epsilon
+        self._clip = clip
+        # float32 has 24 binary digits: seconds since 1970 would be rounded to steps of 128.
         is_exact = np.can_cast(space.dtype, np.float32, "safe")
         self._dtype: type[np.floating[Any]] = np.float32 if is_exact else np.float64
-        self._high, self._low = np.full((), clip, self._dtype), np.full((), -clip, self._dtype)
+        self._high = np.full((), clip, self._dtype)
+        self._low = np.full((), -clip, self._dtype)
         self._tensors: dict[torch.device, list[torch.Tensor]] = {}
-        """mean and factor by device; they stay in their memory, which CUDA graphs read"""
-        self.take(RunningMoments(space.shape))
+        """Mean and factor by device. They are changed in place, because CUDA graphs read their memory."""
+        self.set_moments(RunningMoments(space.shape))
 
-    def take(self, moments: RunningMoments) -> None:
+    def set_moments(self, moments: RunningMoments) -> None:
         """Normalise with these moments from now on."""
         self.moments = moments
         self._mean = moments.mean.astype(self._dtype)
@@ -107,11 +121,11 @@ class _Normalizer:
                 tensor.copy_(torch.from_numpy(array))
 
     def update(self, rows: Array, join: Join) -> None:
-        """Take in rows `[N, ...]`; `join` as for `Connector.update_joined`."""
-        seen = RunningMoments(self.moments.shape)
-        seen.update(rows)
-        self.moments.merge(join(seen))
-        self.take(self.moments)
+        """Add rows `[N, ...]` to the moments. `join` is that of `Connector.update_joined`."""
+        row_moments = RunningMoments(self.moments.shape)
+        row_moments.update(rows)
+        self.moments.merge(join(row_moments))
+        self.set_moments(self.moments)
 
     def __call__(self, x: Array) -> Any:
         shape = self._mean.shape
@@ -123,6 +137,7 @@ class _Normalizer:
             mean, factor = self._tensors[x.device]
             normalised = ((x.to(mean.dtype) - mean) * factor).clamp_(-self._clip, self._clip)
             return normalised.to(torch.float32)
+        # The same operations in place, for speed: this runs in every step.
         if x.dtype != self._dtype:
             x = x.astype(self._dtype)
         out = np.subtract(x, self._mean)
@@ -131,10 +146,15 @@ class _Normalizer:
         return np.maximum(out, self._low, out=out).astype(np.float32, copy=False)
 
 
-class OneHot(LeafConnector):
-    """Turns Discrete `[...]` into float32 `[..., n]`, MultiDiscrete `[..., *shape]` into `[..., sum(nvec)]`.
+def _is_normalizer(transform: object) -> TypeGuard[_Normalizer]:
+    """Return whether the transform of a leaf normalises it."""
+    return isinstance(transform, _Normalizer)
 
-    A number outside of the space gives zeros. Other leaves pass.
+
+class OneHot(LeafConnector):
+    """One-hot encoding: Discrete `[...]` becomes float32 `[..., n]`, MultiDiscrete `[..., *shape]` `[..., sum(nvec)]`.
+
+    A number outside of the space becomes zeros. Other leaves do not change.
     """
 
     def leaf(self, space: Space[Any]) -> tuple[Space[Any], Leaf]:
@@ -146,10 +166,12 @@ class OneHot(LeafConnector):
 
 
 class FlattenObs(OneHot):
-    """Joins a tree of Box, Discrete, MultiDiscrete and MultiBinary into one float32 vector.
+    """Concatenation of a tree of Box, Discrete, MultiDiscrete and MultiBinary spaces to one float32 vector.
 
-    Numbers stay as they are, discrete choices become one-hot, parts come in the order of the space. `ValueError` for
-    observations with an action mask.
+    Numbers do not change, discrete choices become one-hot, and the parts are in the order of the space.
+
+    Raises:
+        ValueError: In `bind`, for observations with an action mask or another space.
     """
 
     def leaf(self, space: Space[Any]) -> tuple[Space[Any], Leaf]:
@@ -180,31 +202,48 @@ class FlattenObs(OneHot):
 
 
 def _one_hot(x: Array, num_dims: int, parts: npt.NDArray[Any], values: npt.NDArray[Any]) -> Any:
+    """Return choices as one-hot vectors.
+
+    Args:
+        x: `[..., *shape]`, whole numbers.
+        num_dims: Number of dimensions of `shape`.
+        parts: `[outputs]`, the choice that each output is about.
+        values: `[outputs]`, the value of the choice for which the output is 1.
+    """
     flat = _rows(x, num_dims)
     return as_dtype(flat[..., constant_like(parts, x)] == constant_like(values, x), np.float32)
 
 
 def _flat(x: Array, num_dims: int) -> Any:
+    """Return `x` as float32, with its last `num_dims` dimensions as one."""
     return as_dtype(_rows(x, num_dims), np.float32)
 
 
 def _rows(x: Array, num_dims: int) -> Any:
-    """Return `x` with its last `num_dims` dimensions as one."""
-    return x.reshape(*x.shape[: x.ndim - num_dims], -1) if num_dims else x[..., None]
+    """Return `x` with its last `num_dims` dimensions as one, which is new if there are none."""
+    if num_dims == 0:
+        return x[..., None]
+    return x.reshape(*x.shape[: x.ndim - num_dims], -1)
 
 
 class ClipObs(LeafConnector):
-    """Limits the numbers of each Box to [low, high]; other leaves pass."""
+    """Clipping of the numbers of each Box to [low, high]. Other leaves do not change.
+
+    Raises:
+        ValueError: `low` is not less than `high`.
+    """
 
     def __init__(self, low: float, high: float) -> None:
         if not low < high:
             raise ValueError(f"ClipObs needs low < high, got {low} and {high}")
-        self.low, self.high = low, high
+        self.low = low
+        self.high = high
 
     def leaf(self, space: Space[Any]) -> tuple[Space[Any], Leaf]:
         if not isinstance(space, spaces.Box):
             return space, same
-        low, high = (np.clip(bound, self.low, self.high) for bound in (space.low, space.high))
+        low = np.clip(space.low, self.low, self.high)
+        high = np.clip(space.high, self.low, self.high)
         return spaces.Box(low, high, dtype=space.dtype.type), self._clip
 
     def _clip(self, x: Array) -> Any:
@@ -215,9 +254,13 @@ class ClipObs(LeafConnector):
 
 
 class Grayscale(LeafConnector):
-    """Turns images with three channels, `[H, W, 3]` or `[3, H, W]`, into their luminance `[H, W]` (ITU-R BT.601).
+    """Conversion of images with three channels, `[H, W, 3]` or `[3, H, W]`, to their luminance `[H, W]`.
 
-    Images come out in their own dtype; other leaves pass. `ValueError` where there is no such image.
+    Luminance is `0.299 R + 0.587 G + 0.114 B` (ITU-R BT.601), in the dtype of the image. Other leaves do not change. It
+    is applied before observations are recorded, so that the small image is stored.
+
+    Raises:
+        ValueError: In `bind`, if there is no such image.
     """
 
     is_recorded = True
@@ -234,21 +277,30 @@ class Grayscale(LeafConnector):
         axis = -1 if channels_last(space.shape) else -3
         if space.shape[axis] != 3:
             return space, same
-        low, high = (np.moveaxis(bound, axis, -1) for bound in (space.low, space.high))
-        return spaces.Box(low.min(-1), high.max(-1), dtype=space.dtype.type), partial(_luminance, axis=axis)
+        low = space.low.min(axis)
+        high = space.high.max(axis)
+        return spaces.Box(low, high, dtype=space.dtype.type), partial(_luminance, axis=axis)
 
 
 class Resize(LeafConnector):
-    """Brings images to `height` x `width`: each new pixel is the mean of the area that it covers.
+    """Resizing of images to `height` x `width`: each new pixel is the mean of the area that it covers.
 
-    Images come out in their own dtype (bytes rounded), channels where they were; other leaves pass. `ValueError` where
-    there is no image.
+    Dtype and position of the channels do not change; bytes are rounded. Other leaves do not change. It is applied
+    before observations are recorded, so that the small image is stored.
+
+    Args:
+        height: New height in pixels.
+        width: New width in pixels.
+
+    Raises:
+        ValueError: In `bind`, if there is no image.
     """
 
     is_recorded = True
 
     def __init__(self, height: int, width: int) -> None:
-        self.height, self.width = check_whole("height", height, 1), check_whole("width", width, 1)
+        self.height = check_whole("height", height, 1)
+        self.width = check_whole("width", width, 1)
 
     def output_space(self, input_space: Space[Any]) -> Space[Any]:
         if not any(is_image(leaf) for leaf in spaces_in(input_space)):
@@ -258,17 +310,20 @@ class Resize(LeafConnector):
     def leaf(self, space: Space[Any]) -> tuple[Space[Any], Leaf]:
         if not isinstance(space, spaces.Box) or not is_image(space):
             return space, same
-        last = len(space.shape) == 3 and channels_last(space.shape)
-        height, width = space.shape[:2] if last else space.shape[-2:]
-        rows, columns = _area_weights(height, self.height), _area_weights(width, self.width)
-        transform = partial(_resized, rows=rows, columns=columns.T, channels_last=last)
-        low, high = (transform(bound) for bound in (space.low, space.high))
+        has_channels_last = len(space.shape) == 3 and channels_last(space.shape)
+        height, width = space.shape[:2] if has_channels_last else space.shape[-2:]
+        rows = _area_weights(height, self.height)
+        columns = _area_weights(width, self.width)
+        transform = partial(_resized, rows=rows, columns=columns.T, channels_last=has_channels_last)
+        low, high = transform(space.low), transform(space.high)
         return spaces.Box(low, high, dtype=space.dtype.type), transform
 
 
 def _luminance(x: Array, axis: int) -> Any:
+    """Return the luminance `[..., H, W]` of images with three channels at `axis` (-1 or -3)."""
     red, green, blue = (x[..., i] if axis == -1 else x[..., i, :, :] for i in range(3))
-    if x.dtype in (np.uint8, torch.uint8):  # in whole numbers: the same for any number of rows
+    if x.dtype in (np.uint8, torch.uint8):
+        # In whole numbers (77 / 256 = 0.301 and so on), whose sums are the same for any number of rows.
         red, green, blue = (as_dtype(part, np.int32) for part in (red, green, blue))
         return as_dtype((red * 77 + green * 150 + blue * 29 + 128) // 256, np.uint8)
     luminance = 0.299 * red + 0.587 * green + 0.114 * blue
@@ -276,18 +331,26 @@ def _luminance(x: Array, axis: int) -> Any:
 
 
 def _area_weights(size: int, new_size: int) -> npt.NDArray[np.float32]:
-    """Return `[new_size, size]`: the share that each old pixel has in each new one."""
+    """Return the share that each old pixel has in each new one, `[new_size, size]`; a row sums to 1."""
     edges = np.linspace(0.0, size, new_size + 1)
-    starts, stops = np.maximum.outer(edges[:-1], np.arange(size)), np.minimum.outer(edges[1:], np.arange(1, size + 1))
+    starts = np.maximum.outer(edges[:-1], np.arange(size))
+    stops = np.minimum.outer(edges[1:], np.arange(1, size + 1))
     overlaps = np.maximum(stops - starts, 0.0)
     return (overlaps / overlaps.sum(1, keepdims=True)).astype(np.float32)
 
 
 def _resized(x: Array, rows: npt.NDArray[Any], columns: npt.NDArray[Any], channels_last: bool) -> Any:
+    """Return resized images.
+
+    Args:
+        x: Images `[..., H, W]`, or `[..., H, W, C]` with `channels_last`.
+        rows: `[new_height, H]`, weights of the rows.
+        columns: `[W, new_width]`, weights of the columns.
+        channels_last: Whether the channels are the last dimension.
+    """
     images = as_dtype(move_axis(x, -1, -3) if channels_last else x, np.float32)
-    out = (
-        constant_like(rows, x) @ images @ constant_like(columns, x)
-    )  # one product for each image, whatever stands beside it
+    # One product for each image, so that its bits do not depend on the number of images.
+    out = constant_like(rows, x) @ images @ constant_like(columns, x)
     if isinstance(x, torch.Tensor):
         out = (out if x.is_floating_point() else out.round()).to(x.dtype)
     else:

@@ -7,6 +7,8 @@ the plain operations run, which are right everywhere, only slower.
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = ["are_functorch_transforms_active", "has_any_global_hook", "is_in_torch_dispatch_mode"]
 
 try:
@@ -31,6 +33,6 @@ try:
     from torch.nn.modules.module import _has_any_global_hook as has_any_global_hook
 except ImportError:
 
-    def has_any_global_hook() -> bool:
+    def has_any_global_hook() -> Any:
         """Return whether a hook for all modules may be registered, which a fused function would not call."""
         return True

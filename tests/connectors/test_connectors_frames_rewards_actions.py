@@ -228,23 +228,23 @@ def test_rewards_of_tensors_are_scaled_as_those_of_arrays(clip):
     places = set()
     for k in range(5):
         rewards, dones = rng.standard_normal((17, 3)) * 5 + 100.0, rng.random((17, 3)) < 0.2
-        out = tensors.of_tensors(torch.from_numpy(rewards), torch.from_numpy(dones))
+        out = tensors.normalize_tensors(torch.from_numpy(rewards), torch.from_numpy(dones))
         places.add(tensors._on_device.data_ptr())
         np.testing.assert_allclose(out.numpy(), arrays(rewards, dones), rtol=1e-12)
         if k == 2:
-            tensors.of_tensors(torch.ones(4, 3), torch.zeros(4, 3, dtype=torch.bool))
+            tensors.normalize_tensors(torch.ones(4, 3), torch.zeros(4, 3, dtype=torch.bool))
             tensors.set_state(arrays.get_state())
-        tensors.follow_device()
+        tensors.copy_from_device()
         assert tensors.moments.count == arrays.moments.count == 51 * (k + 1)
         np.testing.assert_allclose(tensors.moments.mean, arrays.moments.mean, rtol=1e-12)
         np.testing.assert_allclose(tensors.moments.var, arrays.moments.var, rtol=1e-12)
         np.testing.assert_allclose(tensors.get_state()["returns"], arrays.get_state()["returns"], rtol=1e-12)
         if k == 3:  # what is not taken over is forgotten
-            tensors.of_tensors(torch.full((2, 3), torch.nan), torch.zeros(2, 3, dtype=torch.bool))
-            tensors.lead_device()
+            tensors.normalize_tensors(torch.full((2, 3), torch.nan), torch.zeros(2, 3, dtype=torch.bool))
+            tensors.copy_to_device()
     assert len(places) == 1
     assert rewards.mean() > 90  # the input is not changed
-    assert tensors.of_tensors(torch.ones(1, 2), torch.zeros(1, 2, dtype=torch.bool)).dtype == torch.float32
+    assert tensors.normalize_tensors(torch.ones(1, 2), torch.zeros(1, 2, dtype=torch.bool)).dtype == torch.float32
 
 
 def test_rewards_are_clipped_keep_their_sign_and_the_input_is_not_changed():

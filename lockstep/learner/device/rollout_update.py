@@ -72,7 +72,7 @@ class DeviceUpdate:
         if self._launched is not None and rewards is not None:
             # The last update was launched but never reported, because its rollout was refused. Its reward statistics
             # on the device are replaced by those of the host, which do not include it.
-            rewards.lead_device()
+            rewards.copy_to_device()
         size = min(options.minibatch_size or len(rollout), len(rollout))
         key = (id(rollout), options.num_epochs, size, options.shuffle_batch_per_epoch, *self.places())
         if key != self._key:
@@ -103,12 +103,12 @@ class DeviceUpdate:
         # Statistics of connectors are updated after the steps, as on the host: the steps use those of before.
         connectors = self.learner.connectors[self._module_id()]
         if connectors.rewards is not None:
-            connectors.rewards.follow_device()
+            connectors.rewards.copy_from_device()
         if outcome.obs_moments is not None:
             mean, squares = outcome.obs_moments.cpu().numpy()
             moments = RunningMoments.of(rollout.size * rollout.num_envs, mean, squares)
             normalizer = cast(NormalizeObs, connectors.obs.connectors[0])
-            normalizer.take_in(self.learner.reducer.moments(moments))
+            normalizer.merge_moments(self.learner.reducer.moments(moments))
         return results
 
     # -- parts of updates from rollouts and from replay buffers ---
