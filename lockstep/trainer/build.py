@@ -50,7 +50,7 @@ class RunLength:
         epochs divide the run, so that the run ends with the update that reaches `total_steps`.
         """
         total_steps = config.reporting.total_steps
-        per_update = _steps_per_update(config)
+        per_update = cls._steps_per_update(config)
         steps_per_epoch = config.reporting.steps_per_epoch
         if steps_per_epoch is not None:
             return cls(total_steps, per_update, _round_up(steps_per_epoch, per_update))
@@ -63,6 +63,27 @@ class RunLength:
             num_epochs = min(10, num_updates)
         updates_per_epoch = -(-num_updates // num_epochs)
         return cls(total_steps, per_update, int(updates_per_epoch * per_update))
+
+    @staticmethod
+    def _steps_per_update(config: AlgorithmConfig) -> int:
+        """Return the number of steps in one collect.
+
+        By default it is a train batch, or off-policy the fewest vector steps for which a gradient step is due.
+        """
+        if config.is_offline:
+            return 1
+        if config.collects_while_learning:
+            return config.steps_per_batch
+
+        num_envs = config.env_runners.num_envs
+        if config.is_off_policy:
+            # The small summand keeps a rounding error from making the quotient one step too short.
+            steps_until_due = int(1 / (config.replay.update_per_step * num_envs) + 1e-9)
+            default = min(max(1, steps_until_due), MAX_VECTOR_STEPS)
+        else:
+            default = -(-config.training.train_batch_size // num_envs)
+        vector_steps = config.env_runners.rollout_fragment_length or default
+        return int(vector_steps * num_envs)
 
     @property
     def num_epochs(self) -> int:
@@ -78,27 +99,6 @@ class RunLength:
 def _round_up(number: float, multiple: int) -> int:
     """Return the smallest multiple of `multiple` that is not below `number`."""
     return int(-(-number // multiple) * multiple)
-
-
-def _steps_per_update(config: AlgorithmConfig) -> int:
-    """Return the number of steps in one collect.
-
-    By default it is a train batch, or off-policy the fewest vector steps for which a gradient step is due.
-    """
-    if config.is_offline:
-        return 1
-    if config.collects_while_learning:
-        return config.steps_per_batch
-
-    num_envs = config.env_runners.num_envs
-    if config.is_off_policy:
-        # The small summand keeps a rounding error from making the quotient one step too short.
-        steps_until_due = int(1 / (config.replay.update_per_step * num_envs) + 1e-9)
-        default = min(max(1, steps_until_due), MAX_VECTOR_STEPS)
-    else:
-        default = -(-config.training.train_batch_size // num_envs)
-    vector_steps = config.env_runners.rollout_fragment_length or default
-    return int(vector_steps * num_envs)
 
 
 def build_trainer(
@@ -147,10 +147,10 @@ def build_trainer(
         if not policy.learner_group.is_alone:
             cleanup.callback(policy.learner_group.shutdown)
 
-        options = _trainer_options(config, policy, length, callbacks, reducer)
+        options = _common_options(length, config, policy, callbacks, reducer)
         if written_folder is not None:
             options["logger"] = _make_logger(config.reporting, written_folder, resume=resume)
-        trainer = _make_trainer(config, policy, length, options)
+        trainer = _make_trainer(options, length, config, policy)
         if config.framework.compile is not False:
             configured = config.framework.compile
             config.framework.compile = trainer.choose_compiling(config.allows_compiling())
@@ -164,10 +164,10 @@ def build_trainer(
     return trainer
 
 
-def _trainer_options(
+def _common_options(
+    length: RunLength,
     config: AlgorithmConfig,
     policy: Policy,
-    length: RunLength,
     callbacks: Sequence[Callback],
     reducer: Reducer,
 ) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def _trainer_options(
     return options
 
 
-def _make_trainer(config: AlgorithmConfig, policy: Policy, length: RunLength, options: Mapping[str, Any]) -> Trainer:
+def _make_trainer(options: Mapping[str, Any], length: RunLength, config: AlgorithmConfig, policy: Policy) -> Trainer:
     """Return the trainer for the kind of the algorithm: offline, off-policy or on-policy."""
     training = config.training
     if config.is_offline:
