@@ -108,17 +108,17 @@ def run_command(words: list[str]) -> int:
 def _run(name: str, command: Command) -> int:
     """Run a parsed command and report its errors; return its exit code."""
     from lockstep.cli.running import USER_ERRORS, CommandFailedError, describe
-    from lockstep.cluster.torchrun import Place
+    from lockstep.cluster.torchrun import RankInfo
     from lockstep.state.trust import search_current_folder
 
     search_current_folder()  # `module:Class` may name a file in the current folder
     try:
-        place = Place.of_process()
-        if place.world_size > 1 and name not in COMMANDS_OF_RANKS:
-            raise ValueError(f"WORLD_SIZE={place.world_size}: ranks train and resume together; give others one process")
+        info = RankInfo.of_process()
+        if info.world_size > 1 and name not in COMMANDS_OF_RANKS:
+            raise ValueError(f"WORLD_SIZE={info.world_size}: ranks train and resume together; give others one process")
         with warnings.catch_warnings(), ExitStack() as silence:
             warnings.showwarning = _show_warning
-            if place.rank:  # the output of the first rank is that of all
+            if info.rank:  # the output of the first rank is that of all
                 warnings.showwarning = lambda *_, **__: None
                 silence.enter_context(redirect_stdout(silence.enter_context(Path(os.devnull).open("w"))))
             return command.run()

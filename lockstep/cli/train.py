@@ -31,7 +31,7 @@ from lockstep.cli.running import (
     show_seed_runs,
 )
 from lockstep.cli.terminal import fact_lines, make_console, say, shown_path
-from lockstep.cluster.torchrun import Place
+from lockstep.cluster.torchrun import RankInfo
 from lockstep.envs.make import name_of_env
 from lockstep.options.checks import check_whole
 from lockstep.recipes.training import Settings, find_settings
@@ -96,7 +96,7 @@ class Train:
         """Train one run, or several with successive seeds; return the exit code."""
         check_whole("--seeds", self.seeds, 1)
         check_whole("--jobs", self.jobs, 1)
-        if self.jobs > 1 and Place.of_process().world_size > 1:
+        if self.jobs > 1 and RankInfo.of_process().world_size > 1:
             raise ValueError(f"--jobs {self.jobs} is not allowed on ranks, which make one run together; leave it out")
         settings = self.settings()
         if self.check:

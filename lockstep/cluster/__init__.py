@@ -1,4 +1,4 @@
-"""The same groups on Ray actors, and trials of Ray Tune; the only folder that imports ray."""
+"""Learners and env runners on Ray actors and torchrun ranks, and trials of Ray Tune. Only this folder imports ray."""
 
 from lockstep.cluster.tune_trainable import trainable
 

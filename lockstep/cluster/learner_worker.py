@@ -1,4 +1,4 @@
-"""What runs in the process of a remote learner: the same `Learner`, and how it joins the others."""
+"""`LearnerWorker`: a `Learner` in a process of its own, as a Ray actor."""
 
 from __future__ import annotations
 
@@ -22,57 +22,67 @@ from lockstep.modules import RLModuleSpec
 from lockstep.modules.multi_rl_module import module_changes
 
 BuildLearner = Callable[..., Learner]
-"""`build(reducer=...)`: a built learner, the same in each process"""
+"""Function `build(reducer=...)` that returns a built learner, the same one in each process."""
 CONTROL = "control"
-"""Ray's name for the thread in which a learner answers while it works on a call"""
+"""Name of the actor's second thread, in which it answers while it works on a call."""
 
 
 @dataclass(frozen=True)
-class Whole:
-    """All that another learner needs to continue as this one. Modules may have come and gone since it was built."""
+class LearnerSnapshot:
+    """Description and state of a learner, from which another learner can continue.
+
+    It describes the modules too, because modules may have been added and removed since the learner was built.
+    """
 
     specs: Mapping[str, RLModuleSpec]
+    """Specifications of all modules."""
     configs: Mapping[str, TrainingSection]
-    """The training options of the modules that have their own."""
+    """Training options of the modules that have their own."""
     connectors: Mapping[str, ModuleConnectors]
-    """The connectors of the modules that were added after the build. The others need not be such as can be pickled:
-    each learner builds its own."""
+    """Connectors of the modules that were added after the build. All others are built by each learner itself, because
+    not all of them can be pickled."""
     policies_to_train: TrainedModules
+    """Modules that learn."""
     state: Mapping[str, Any]
+    """State of the learner."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a call on a learner returned or raised."""
+class CallResult:
+    """Value or error of a call on a learner."""
 
     value: Any = None
+    """Returned value."""
     error: BaseException | None = None
+    """Exception of the call."""
     trace: str = ""
-    """of the error, as it was in the learner's process"""
+    """Traceback of the error in the learner's process."""
     is_own: bool = True
-    """the learner's own error, not one that says that another learner failed"""
+    """Whether the error is the learner's own. Otherwise it reports that another learner has failed."""
     is_alive: bool = True
-    """is there still a process that answers?"""
+    """Whether the learner's process still answers."""
     modules: dict[str, bool] = field(default_factory=dict)
-    """the learner's modules, and whether each has memory"""
+    """Ids of the learner's modules, each with whether it has a memory."""
 
 
 class LearnerWorker(Worker):
-    """One remote learner. Its methods answer with an `Answer`: no error is mistaken for a dead process.
+    """Actor with one learner.
 
-    `progress` and `before` are called in the thread `CONTROL`, beside the work, `read` there too where it reads a
-    number or two; all others one after another.
+    Its methods return a `CallResult` and never raise, so that an error of the learner is not mistaken for the death of
+    its process. `progress`, `snapshot` and `read` of few numbers may be called in the thread `CONTROL` while another
+    call is running. All other calls run one after another.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.learner: Any = None
-        """the `Learner`, from `join` on"""
+        """The `Learner`, after the first `join`."""
         self._store: Any = None
-        self._before: Whole | None = None
+        self._snapshot: LearnerSnapshot | None = None
+        """The learner before the present call, until all learners have executed it."""
 
-    def serve(self, num_learners: int) -> Answer:
-        """Open the store where all learners find each other; return its address."""
+    def serve(self, num_learners: int) -> CallResult:
+        """Open the key-value store through which learners find each other, and return its address."""
 
         def work() -> str:
             from ray.util import get_node_ip_address
@@ -81,10 +91,12 @@ class LearnerWorker(Worker):
             self._store = serve_store(host, 0, num_learners, wait_for_workers=False)
             return f"tcp://{host}:{self._store.port}"
 
-        return _answer(work)
+        return _call(work)
 
-    def join(self, build: BuildLearner, rank: int, num_learners: int, address: str, options: dict[str, Any]) -> Answer:
-        """Become learner `rank`; build the learner if the process is new."""
+    def join(
+        self, build: BuildLearner, rank: int, num_learners: int, address: str, options: dict[str, Any]
+    ) -> CallResult:
+        """Connect with the other learners as learner `rank`. A new process builds its learner first."""
 
         def work() -> dict[str, bool]:
             from ray.util import get_node_ip_address
@@ -98,69 +110,75 @@ class LearnerWorker(Worker):
             self.learner.reducer = reducer
             return self.learner.modules_with_memory()
 
-        return _answer(work)
+        return _call(work)
 
-    def update(self, request: UpdateRequest, data: Data) -> Answer:
-        """Make the learner's part in an update."""
-        return self._try(lambda: run_request(replace(request, data=data), self.learner))
+    def update(self, request: UpdateRequest, data: Data) -> CallResult:
+        """Execute this learner's part of an update."""
+        return self._call_with_snapshot(lambda: run_request(replace(request, data=data), self.learner))
 
-    def apply(self, func: Callable[..., Any], *args: object) -> Answer:
+    def apply(self, func: Callable[..., Any], *args: object) -> CallResult:
         """Return `func(learner, *args)`, which may change the learner."""
-        return self._try(lambda: func(self.learner, *args))
+        return self._call_with_snapshot(lambda: func(self.learner, *args))
 
-    def read(self, func: Callable[..., Any], *args: object) -> Answer:
-        """Return `func(learner, *args)`, which leaves the learner as it is."""
-        return _answer(lambda: func(self.learner, *args))
+    def read(self, func: Callable[..., Any], *args: object) -> CallResult:
+        """Return `func(learner, *args)`, which must not change the learner."""
+        return _call(lambda: func(self.learner, *args))
 
-    def accept(self) -> None:
-        """Forget what was before the call: all learners have done it."""
-        self._before = None
+    def commit(self) -> None:
+        """Drop the snapshot, because all learners have executed the call."""
+        self._snapshot = None
 
-    def set_back(self) -> Answer:
-        """Undo a call that was not accepted. The learner must join the others anew."""
+    def roll_back(self) -> CallResult:
+        """Undo a call that was not committed. The learner must join the others again."""
 
         def work() -> None:
             self._leave()
-            if self._before is not None:
-                become(self.learner, self._before)
-                self._before = None
+            if self._snapshot is not None:
+                restore_snapshot(self.learner, self._snapshot)
+                self._snapshot = None
 
-        return _answer(work)
+        return _call(work)
 
-    # -- beside the work ---
+    # -- calls in the thread `CONTROL` ---
 
     def progress(self) -> tuple[int, bool]:
-        """Return how often the learner met the others, and whether it waits for them now."""
+        """Return the number of reductions so far, and whether the learner is waiting for the others in one."""
         reducer = None if self.learner is None else self.learner.reducer
         return (0, False) if reducer is None else (reducer.num_calls, reducer.is_waiting)
 
-    def before(self) -> Whole | None:
-        """Return the learner as it was before the call that it works on."""
-        return self._before
+    def snapshot(self) -> LearnerSnapshot | None:
+        """Return the learner before the call that it is working on."""
+        return self._snapshot
 
-    # -- inside ---
+    # -- private methods ---
 
-    def _try(self, work: Callable[[], Any]) -> Answer:
-        """Do the work; after an error leave the others, so that none of them waits for this learner."""
+    def _call_with_snapshot(self, work: Callable[[], Any]) -> CallResult:
+        """Execute a call that can be rolled back.
 
-        def kept() -> Any:
-            self._before = whole_of(self.learner)
+        After an error the learner disconnects, so that no other learner waits for it.
+        """
+
+        def work_with_snapshot() -> Any:
+            self._snapshot = take_snapshot(self.learner)
             return work()
 
-        answer = _answer(kept)
-        if answer.error is not None:
+        result = _call(work_with_snapshot)
+        if result.error is not None:
             self._leave()
-            return answer
-        return replace(answer, modules=self.learner.modules_with_memory())
+            return result
+        return replace(result, modules=self.learner.modules_with_memory())
 
     def _leave(self) -> None:
-        if self.learner is not None and not isinstance(self.learner.reducer, _Left):
+        if self.learner is not None and not isinstance(self.learner.reducer, _DisconnectedReducer):
             self.learner.reducer.close()
-            self.learner.reducer = _Left()
+            self.learner.reducer = _DisconnectedReducer()
 
 
-class _Left(Reducer):
-    """The reducer of a learner that left the others; nothing refers to the sockets any more, so they close."""
+class _DisconnectedReducer(Reducer):
+    """Reducer of a learner that has disconnected from the others.
+
+    It replaces the old reducer, because sockets close only when nothing refers to them.
+    """
 
     world_size, rank = 2, 0
 
@@ -171,17 +189,17 @@ class _Left(Reducer):
         raise LearnerError("this learner left the others after an error")
 
     def close(self) -> None:
-        """Do nothing: nothing is left to close."""
+        """Do nothing: there is no connection to close."""
 
 
-def whole_of(learner: Learner) -> Whole:
-    """Return what another learner needs to continue as this one; the state is a copy."""
+def take_snapshot(learner: Learner) -> LearnerSnapshot:
+    """Return a snapshot of a learner. The state in it is a copy."""
     connectors = {}
-    for module_id, each in learner.connectors.items():
-        if each is not learner.built_connectors.get(module_id):
-            # What joins the statistics of several learners belongs to this learner; no other process can read it.
-            connectors[module_id] = replace(each, join=None, gather=None)
-    return Whole(
+    for module_id, module_connectors in learner.connectors.items():
+        if module_connectors is not learner.built_connectors.get(module_id):
+            # The functions that combine the statistics of several learners belong to this process.
+            connectors[module_id] = replace(module_connectors, join=None, gather=None)
+    return LearnerSnapshot(
         specs=learner.module.spec().rl_module_specs,
         configs=dict(learner.module_configs),
         connectors=connectors,
@@ -190,38 +208,40 @@ def whole_of(learner: Learner) -> Whole:
     )
 
 
-def become(learner: Learner, like: Whole) -> None:
-    """Make a learner equal to the one that `like` describes, with its modules in the same order.
+def restore_snapshot(learner: Learner, snapshot: LearnerSnapshot) -> None:
+    """Make a learner equal to the one of a snapshot, with its modules in the same order.
 
-    Learners reduce their gradients optimizer by optimizer, so another order would mix up those of two modules.
+    Learners reduce their gradients optimizer by optimizer: with another order those of two modules would be mixed.
     """
-    connectors = {**learner.built_connectors, **like.connectors}
-    for change in module_changes(list(learner.module), list(like.specs)):
+    connectors = {**learner.built_connectors, **snapshot.connectors}
+    for change in module_changes(list(learner.module), list(snapshot.specs)):
         module_id = change.module_id
         if change.is_added:
             learner.add_module(
                 module_id=module_id,
-                module_spec=like.specs[module_id],
-                config_overrides=like.configs.get(module_id),
+                module_spec=snapshot.specs[module_id],
+                config_overrides=snapshot.configs.get(module_id),
                 connectors=connectors[module_id],
             )
         else:
             learner.remove_module(module_id)
-    learner.policies_to_train = like.policies_to_train
-    learner.set_state(like.state)
+    learner.policies_to_train = snapshot.policies_to_train
+    learner.set_state(snapshot.state)
 
 
-def _answer(work: Callable[[], Any]) -> Answer:
+def _call(work: Callable[[], Any]) -> CallResult:
+    """Return the value of `work()`, or its exception."""
     try:
-        return Answer(work())
+        return CallResult(work())
     except BaseException as error:
+        # KeyboardInterrupt and SystemExit too: an actor that does not answer counts as dead, and its error is lost.
         trace = traceback.format_exc()
-        return Answer(error=_sendable_error(error), trace=trace, is_own=not isinstance(error, LearnerError))
+        return CallResult(error=_sendable_error(error), trace=trace, is_own=not isinstance(error, LearnerError))
 
 
 def _sendable_error(error: BaseException) -> BaseException:
-    """Return `error` without its frames, as a `LearnerError` where another process may not know its class."""
-    plain = all(isinstance(arg, str | int | float) for arg in error.args)
-    if type(error).__module__ == "builtins" and plain:
+    """Return an exception that another process can read: without frames, and of a class that it knows."""
+    is_plain = all(isinstance(arg, str | int | float) for arg in error.args)
+    if type(error).__module__ == "builtins" and is_plain:
         return type(error)(*error.args)
     return LearnerError(f"{type(error).__name__}: {error}")

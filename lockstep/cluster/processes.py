@@ -1,4 +1,4 @@
-"""`RayProcesses`: the Ray actors of one group, started, replaced and ended; and how Ray itself is started."""
+"""`RayProcesses`: starts, replaces and ends the Ray actors of one group; `start_ray` starts Ray itself."""
 
 from __future__ import annotations
 
@@ -13,31 +13,42 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-ROOM_S = 30.0
-"""seconds that the cluster may take to find room"""
+RESERVE_TIMEOUT_S = 30.0
+"""Seconds that the cluster may take to reserve resources."""
 
 
 class Worker:
-    """What runs in an actor of a group. It learns its place from its first calls: a standby has none yet."""
+    """Base class of the actors of a group.
+
+    A constructor without arguments, because a standby process gets its index in the group only when it is needed.
+    """
 
     def __init__(self) -> None:
-        # What comes through the object store is read where it lies, and must not be written to; nothing here does.
+        # Arrays in Ray's object store are read-only. Workers never write to them.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
-    def where(self) -> tuple[int, str]:
-        """Return process id and node id."""
+    def location(self) -> tuple[int, str]:
+        """Return the process id and the node id."""
         import ray
 
         return os.getpid(), ray.get_runtime_context().get_node_id()
 
 
 class RayProcesses:
-    """One actor for each place, or None where it was ended.
+    """Actors of a group, by index. An actor that was ended is None.
 
-    Room for all places is reserved before any actor is started. Ray is started on this machine where it does not run
-    yet, and ended with the group. `kind`: the word for an actor in messages, e.g. "learner". `error`: what is raised
-    where there is no room. `worker_options`: those of `ray.remote`. `num_standby`: actors without a place, from which
-    the first takes that of a lost one.
+    The resources of all actors are reserved before the first one is started. If Ray is not running, it is started on
+    this machine, and ended with the group.
+
+    Args:
+        worker: class of the actors.
+        kind: word for an actor in messages, for example "learner".
+        resources: resources of the cluster for each actor, including "CPU" and "GPU".
+        strategy: Ray's placement strategy for the group.
+        error: class of the exception for missing resources.
+        start_ray: function that connects to Ray, and returns whether it did.
+        worker_options: options of `ray.remote`.
+        num_standby: number of additional processes without an index, one of which replaces a lost one.
     """
 
     def __init__(
@@ -54,17 +65,21 @@ class RayProcesses:
     ) -> None:
         import ray
 
-        self.ray, self.kind, self.error, self.strategy = ray, kind, error, strategy
+        self.ray = ray
+        self.kind = kind
+        self.error = error
+        self.strategy = strategy
         self.resources = {name: amount for name, amount in resources.items() if amount}
-        """what each actor takes of the cluster, "CPU" and "GPU" among them"""
+        """Resources of the cluster for each actor."""
         self.actors: list[Any] = []
-        self._group: Any = None
-        self._where: dict[int, Any] = {}
-        """place -> reference to process id and node id"""
+        self._placement_group: Any = None
+        self._locations: dict[int, Any] = {}
+        """Reference to the process id and node id of each actor."""
         self._standby: list[Any] = []
+        # A standby process has no resources reserved, so it cannot have a GPU.
         self._num_standby = 0 if "GPU" in self.resources else num_standby
         self._owns_ray = start_ray()
-        remote: Any = ray.remote  # its options are not all in its type hints
+        remote: Any = ray.remote  # its type hints lack some of its options
         self._actor_class = remote(**worker_options)(worker) if worker_options else remote(worker)
 
     def __len__(self) -> int:
@@ -72,21 +87,29 @@ class RayProcesses:
 
     @property
     def alive(self) -> list[int]:
-        """Places that have an actor."""
-        return [place for place, actor in enumerate(self.actors) if actor is not None]
+        """Indices that have an actor."""
+        return [index for index, actor in enumerate(self.actors) if actor is not None]
 
     def process_ids(self) -> list[int]:
-        """Return the process ids, by place."""
-        return [self.ray.get(self._where[place])[0] for place in self.alive]
+        """Return the process ids, by index."""
+        return [self.ray.get(self._locations[index])[0] for index in self.alive]
 
-    def reserve(self, number: int, room_s: float | None = None) -> None:
-        """Reserve room for actors, none of them started. `error` where there is none in `room_s` (None: 30) seconds."""
+    def reserve(self, number: int, timeout_s: float | None = None) -> None:
+        """Reserve the resources of a number of actors, without starting them.
+
+        Args:
+            number: number of actors.
+            timeout_s: seconds to wait for the resources. Defaults to 30.
+
+        Raises:
+            Exception: `error` if the cluster does not have the resources.
+        """
         from ray.util.placement_group import placement_group
 
-        bundle = self.resources or {"CPU": 0.001}
-        self._group = placement_group([bundle] * number, strategy=self.strategy)
+        bundle = self.resources or {"CPU": 0.001}  # Ray does not allow an empty one
+        self._placement_group = placement_group([bundle] * number, strategy=self.strategy)
         self.actors = [None] * number
-        if not self._group.wait(ROOM_S if room_s is None else room_s):
+        if not self._placement_group.wait(RESERVE_TIMEOUT_S if timeout_s is None else timeout_s):
             free = self.ray.available_resources()
             self.stop()
             kind = self.kind.replace(" ", "_")
@@ -96,44 +119,48 @@ class RayProcesses:
                 f"each (num_cpus_per_{kind}, num_gpus_per_{kind}, custom_resources_per_{kind})"
             )
 
-    def start(self, places: Iterable[int]) -> None:
-        """Start an actor in each of these places, or take one that stands by. `error` where the cluster has lost their
-        room."""
-        chosen = list(places)
-        if chosen and not self._group.wait(ROOM_S):
-            raise self.error(f"the cluster has no room for {self.kind}s {chosen}, whose machine is lost")
-        for place in chosen:
-            self.actors[place] = self._standby.pop(0) if self._standby else self._started(place)
-            self._where[place] = self.actors[place].where.remote()
+    def start(self, indices: Iterable[int]) -> None:
+        """Start an actor for each of these indices, or use a standby process.
+
+        Raises:
+            Exception: `error` if the machine with their resources was lost.
+        """
+        started = list(indices)
+        if started and not self._placement_group.wait(RESERVE_TIMEOUT_S):
+            raise self.error(f"the cluster has no room for {self.kind}s {started}, whose machine is lost")
+        for index in started:
+            self.actors[index] = self._standby.pop(0) if self._standby else self._start_actor(index)
+            self._locations[index] = self.actors[index].location.remote()
         while len(self._standby) < self._num_standby:
             self._standby.append(self._actor_class.options(num_cpus=0).remote())
 
-    def _started(self, place: int) -> Any:
+    def _start_actor(self, index: int) -> Any:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        others = {name: amount for name, amount in self.resources.items() if name not in ("CPU", "GPU")}
+        custom = {name: amount for name, amount in self.resources.items() if name not in ("CPU", "GPU")}
         return self._actor_class.options(
             num_cpus=self.resources.get("CPU", 0),
             num_gpus=self.resources.get("GPU", 0),
-            resources=others or None,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, place),
+            resources=custom or None,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._placement_group, index),
         ).remote()
 
-    def end(self, places: Iterable[int]) -> None:
-        """End actors, whatever they do."""
-        here = self.ray.get_runtime_context().get_node_id()
-        for place in places:
-            actor, self.actors[place] = self.actors[place], None
+    def end(self, indices: Iterable[int]) -> None:
+        """End actors at once, even if they are busy or stopped."""
+        own_node = self.ray.get_runtime_context().get_node_id()
+        for index in indices:
+            actor = self.actors[index]
+            self.actors[index] = None
             if actor is None:
                 continue
             with suppress(self.ray.exceptions.RayError, ProcessLookupError):
-                process_id, node = self.ray.get(self._where[place], timeout=0)
-                if node == here:  # a stopped process would take Ray seconds
+                process_id, node = self.ray.get(self._locations[index], timeout=0)
+                if node == own_node:  # Ray takes seconds to end a process that was stopped (SIGSTOP)
                     os.kill(process_id, signal.SIGKILL)
             self.ray.kill(actor)
 
     def stop(self) -> None:
-        """End all actors and give their room back."""
+        """End all actors and release their resources."""
         from ray.util.placement_group import remove_placement_group
 
         self.end(self.alive)
@@ -141,19 +168,23 @@ class RayProcesses:
         for actor in self._standby:
             self.ray.kill(actor)
         self._standby = []
-        if self._group is not None:
-            remove_placement_group(self._group)
-            self._group = None
+        if self._placement_group is not None:
+            remove_placement_group(self._placement_group)
+            self._placement_group = None
 
     def shutdown(self) -> None:
-        """End all actors, and Ray if it was started here."""
+        """End all actors, and Ray if this group has started it."""
         if self.ray.is_initialized():
             self.stop()
             if self._owns_ray:
                 self.ray.shutdown()
 
     def store(self, value: object) -> Any:
-        """Put `value` into the object store; return the reference. `error` where the store is full."""
+        """Put a value into the object store and return its reference.
+
+        Raises:
+            Exception: `error` if the store is full.
+        """
         exceptions = self.ray.exceptions
         try:
             return self.ray.put(value)
@@ -166,11 +197,17 @@ class RayProcesses:
 
 
 def start_ray(address: str | None = None, num_cpus: float = 0.0) -> bool:
-    """Connect this process to Ray, unless it is connected already; return whether it did (who did, ends it).
+    """Connect this process to Ray, unless it is connected, and return whether it was connected here.
 
-    `address`: of a running cluster ("auto": the one of this machine); None starts Ray on this machine, with room for
-    `num_cpus` even where there are fewer cores: a run that is laid out for a cluster works on a laptop, more slowly.
-    Workers on this machine import what this process can import. Raises `ConnectionError` where there is no cluster.
+    The caller that connected it must also shut it down.
+
+    Args:
+        address: address of a running cluster ("auto" finds the one on this machine). None starts Ray on this machine.
+        num_cpus: number of processors that a new Ray claims to have at least, even if there are fewer cores. A run that
+            is configured for a cluster then works on a laptop, more slowly.
+
+    Raises:
+        ConnectionError: there is no cluster at the address.
     """
     import ray
 
@@ -179,22 +216,27 @@ def start_ray(address: str | None = None, num_cpus: float = 0.0) -> bool:
     if address is not None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         return True
-    room = max(os.cpu_count() or 1, math.ceil(num_cpus))
-    with _importable(), _on_loopback():
+    claimed_cpus = max(os.cpu_count() or 1, math.ceil(num_cpus))
+    with _same_import_path(), _on_loopback():
         ray.init(
-            address="local", num_cpus=room, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
+            address="local",
+            num_cpus=claimed_cpus,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
         )
     return True
 
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Let Ray's services that are started meanwhile, and the workers that they start, listen on loopback alone.
+    """Make Ray's services that are started in the block, and their workers, listen on loopback only.
 
-    Ray asks nobody who they are, so whoever reached its ports could run programs. It listens on loopback where it is
-    told that clusters are not wanted, which it reads from a constant (in processes that have imported it) and from a
-    variable of the environment (in those to come). The address of `ray.init` cannot say so: it is replaced there.
+    Ray does not authenticate clients: everybody who can reach its ports could run programs. It listens on loopback only
+    if clusters are disabled, which it reads from a constant (in this process) and from an environment variable (in new
+    processes). The address given to `ray.init` has no such effect, because Ray replaces it.
     """
+    # A private module of Ray. If a new version lacks these names the error names them, instead of opening the ports.
     constants: Any = importlib.import_module("ray._private.ray_constants")
     before = os.environ.get(constants.ENABLE_RAY_CLUSTERS_ENV_VAR)
     is_enabled = constants.ENABLE_RAY_CLUSTER
@@ -211,8 +253,8 @@ def _on_loopback() -> Iterator[None]:
 
 
 @contextmanager
-def _importable() -> Iterator[None]:
-    """Hand the module search path of this process to those started meanwhile."""
+def _same_import_path() -> Iterator[None]:
+    """Give the module search path of this process to processes that are started in the block."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(os.path.abspath(path) for path in sys.path))
     try:

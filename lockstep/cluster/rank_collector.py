@@ -1,4 +1,7 @@
-"""`RankCollector`: the env runners of all ranks as one collector, whose state is that of one process."""
+"""`RankCollector`: one collector over the env runners of all ranks.
+
+Its state has the form of a collector in one process, so a run can continue on another number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -20,32 +23,41 @@ from lockstep.rollout.group_collector import GroupCollector
 from lockstep.rollout.protocols import LearningPolicy
 from lockstep.rollout.runner_group import BuildRunner, EnvRunnerGroup
 
-BY_ENV = (
+PER_ENV_KEYS = (
     *("returns", "lengths", "env", "obs", "memory", "exploring"),
     *("begun", "agent_returns", "states", "remembered"),
 )
-"""parts of a collector's state that have one entry for each environment; the last ones of several agents"""
+"""Keys in a collector's state whose values have one entry per environment. Those in the second line are of collectors
+with several agents."""
 FRAGMENTS: dict[str, Any] = {"Fragment": Fragment, "AgentFragment": AgentFragment}
+"""Classes whose objects are sent to other ranks as their state."""
 ENVS = "RunnersEnv"
+"""Name of the class that describes the environments of a runner. It is not sent, because all ranks have the same."""
 
 
 @dataclass(eq=False)
-class _Call:
+class _RankCall:
+    """Call on the runner of one rank."""
+
     index: int
-    """of the runner, which is that of its rank"""
+    """Index of the runner, which is its rank."""
     make: Callable[[], Any]
+    """Function that makes the call on the runner of this process."""
     value: Any = None
+    """Value that the call returned."""
     error: str = ""
+    """Error of the call in another rank."""
 
 
 class RankRunners:
-    """The runners of all ranks, one in each, behind an `EnvRunnerGroup` that every rank has.
+    """Backend of an `EnvRunnerGroup` with one runner in each rank.
 
-    All ranks make the same calls. Each makes those of its own runner, and tells the others what they returned.
+    Every rank has such a group, and all ranks make the same calls. Each rank executes the calls on its own runner and
+    sends the results to the others.
     """
 
     is_local = True
-    """the own runner is in this process, and is not replaced"""
+    """The rank's own runner is in this process and is never replaced."""
 
     def __init__(self, build: BuildRunner, reducer: Reducer) -> None:
         self.runner: EnvRunner = build(index=reducer.rank, num_runners=reducer.world_size, generation=0)
@@ -55,60 +67,70 @@ class RankRunners:
         return self._reducer.world_size
 
     def put(self, value: object) -> Any:
-        """Return the value itself, which the sample that follows at once takes over."""
+        """Return the value itself. It needs no copy, because the next call uses it at once."""
         return value
 
-    def call(self, index: int, func: Callable[..., Any], *args: object, **options: object) -> _Call:
-        """Keep the call."""
-        return _Call(index, partial(func, self.runner, *args, **options))
+    def call(self, index: int, func: Callable[..., Any], *args: object, **options: object) -> _RankCall:
+        """Prepare a call. `wait` executes it."""
+        return _RankCall(index, partial(func, self.runner, *args, **options))
 
-    def wait(self, calls: Sequence[_Call], timeout_s: float) -> list[_Call]:
-        """Make the calls of the own runner; return all calls when each rank has made its own."""
+    def wait(self, calls: Sequence[_RankCall], timeout_s: float) -> list[_RankCall]:
+        """Execute the calls on this rank's runner, and return all calls when every rank has executed its own."""
         values: list[Any] = []
-        failure, error = "", None
+        error_text = ""
+        own_error = None
         try:
             values = [call.make() for call in calls if call.index == self._reducer.rank]
-        except Exception as raised:
-            error, failure = raised, f"{type(raised).__name__}: {raised}"
-        heard = self._reducer.gather({"values": [_packed(value) for value in values], "failure": failure})
-        if error is not None:
-            raise error
-        for rank, part in enumerate(heard):
-            found = iter(part["values"])
-            for call in (call for call in calls if call.index == rank):
-                call.error = part["failure"]
-                call.value = None if call.error else self._unpacked(next(found))
+        except Exception as error:  # raised after the others have heard of it: they wait in `gather`
+            own_error = error
+            error_text = f"{type(error).__name__}: {error}"
+        parts = self._reducer.gather({"values": [_pack(value) for value in values], "failure": error_text})
+        if own_error is not None:
+            raise own_error
+
+        for rank, part in enumerate(parts):
+            packed_values = iter(part["values"])
+            for call in calls:
+                if call.index == rank:
+                    call.error = part["failure"]
+                    call.value = None if call.error else self._unpack(next(packed_values))
         return list(calls)
 
-    def _unpacked(self, packed: Mapping[str, Any]) -> Any:
+    def _unpack(self, packed: Mapping[str, Any]) -> Any:
+        """Return the value from which `_pack` made a tree."""
         (kind, value), *_ = packed.items()
         if kind in FRAGMENTS:
             return FRAGMENTS[kind].from_state(value)
-        return self.runner.describe() if kind == ENVS else value  # all ranks have the same kind of environments
+        return self.runner.describe() if kind == ENVS else value
 
-    def result(self, call: _Call) -> Any:
-        """Return what the call returned; `EnvRunnerError` where it raised in another rank."""
+    def result(self, call: _RankCall) -> Any:
+        """Return the value of a call.
+
+        Raises:
+            EnvRunnerError: the call failed in another rank.
+        """
         if call.error:
             raise EnvRunnerError(f"rank {call.index}: {call.error}")
         return call.value
 
     def replace(self, index: int, generation: int) -> None:
-        """Do nothing: a rank that is lost ends the run, and torchrun starts all ranks again."""
+        """Do nothing: the loss of a rank ends the run, and torchrun restarts all ranks."""
 
     def process_ids(self) -> list[int]:
-        """Return none: the other processes are not of this one."""
+        """Return an empty list: this process has started no other."""
         return []
 
     def shutdown(self) -> None:
-        """Close the own environments."""
+        """Close the environments of this rank."""
         self.runner.close()
 
 
 class RankCollector(GroupCollector):
-    """Collects with the runner of each rank, which has its share of the environments; every rank gets all steps.
+    """Collector with one env runner in each rank.
 
-    Its state is that of a collector of all environments in one process, and it takes such a one; where environments or
-    connectors have what cannot be shared out, it is that of as many env runners.
+    Each runner steps its share of the environments, and every rank gets the steps of all. The state is that of a
+    collector of all environments in one process. If the state of environments or connectors cannot be split by
+    environment, it is that of a group of env runners.
     """
 
     takes_state_of_one = True
@@ -121,61 +143,73 @@ class RankCollector(GroupCollector):
 
     def get_state(self) -> dict[str, Any]:
         state = super().get_state()
-        return _state_of_one(state) or state
+        return _merge_runners(state) or state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        super().set_state(state if "group" in state else _state_of_runners(state, len(self.group)))
+        super().set_state(state if "group" in state else _split_by_runner(state, len(self.group)))
 
 
-def _packed(value: Any) -> dict[str, Any]:
-    """Return what a runner has returned as a tree, by its kind."""
+def _pack(value: Any) -> dict[str, Any]:
+    """Return a runner's return value as a tree with its kind as key, so that it can be sent."""
     kind = type(value).__name__
-    return {kind: value.get_state() if kind in FRAGMENTS else None if kind == ENVS else value}
+    if kind in FRAGMENTS:
+        return {kind: value.get_state()}
+    return {kind: None if kind == ENVS else value}
 
 
-def _can_be_shared(state: Mapping[str, Any]) -> bool:
-    """Return whether the state of a collector tells what is whose environment's."""
-    env, number = state["env"], len(state["lengths"])
-    has_one_each = env is None or len(env if isinstance(env, list) else env.get("envs", ())) == number
+def _is_splittable(state: Mapping[str, Any]) -> bool:
+    """Return whether the state of a collector can be split by environment."""
+    env = state["env"]
+    num_envs = len(state["lengths"])
+    env_states = env if isinstance(env, list) or env is None else env.get("envs", ())
+    has_one_each = env_states is None or len(env_states) == num_envs
     return has_one_each and state.get("recorded") is None and not {"episodes", "events"} & set(state)
 
 
-def _state_of_one(state: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the state of one collector that has the environments of all runners; None where it cannot be told."""
+def _merge_runners(state: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the state of one collector with the environments of all runners, or None if that is not possible."""
     runners = state["group"]["runners"]
     parts = [runner["collector"] for runner in runners]
-    if not all(map(_can_be_shared, parts)) or any(runner["callbacks"] for runner in runners):
+    if not all(map(_is_splittable, parts)) or any(runner["callbacks"] for runner in runners):
         return None
-    joined = {name: _joined([part[name] for part in parts]) if name in BY_ENV else parts[0][name] for name in parts[0]}
-    streams = [part["streams"] for part in parts]
+
+    merged = dict(parts[0])
+    for name in merged:
+        if name in PER_ENV_KEYS:
+            merged[name] = _concatenate([part[name] for part in parts])
+
+    # Each environment has random streams of its own, by name.
+    streams = dict(merged["streams"])
     for kind in ("numpy", "torch", "children"):
-        joined["streams"] = {
-            **joined["streams"],
-            kind: {name: each for part in streams for name, each in part[kind].items()},
-        }
-    if state["group"]["renew"]:  # new episodes begin with the next collect
-        joined |= {"env": None, "returns": 0 * joined["returns"], "lengths": 0 * joined["lengths"]}
-    return {**joined, "counters": state["counters"], "buffer": state["buffer"]}
+        streams[kind] = {}
+        for part in parts:
+            streams[kind] |= part["streams"][kind]
+    merged["streams"] = streams
+
+    if state["group"]["renew"]:  # the next collect begins new episodes
+        merged |= {"env": None, "returns": 0 * merged["returns"], "lengths": 0 * merged["lengths"]}
+    return {**merged, "counters": state["counters"], "buffer": state["buffer"]}
 
 
-def _state_of_runners(state: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """Return the state of `number` runners that share out the environments of one collector."""
-    each, is_shared = len(state["lengths"]) // number, _can_be_shared(state)
+def _split_by_runner(state: Mapping[str, Any], num_runners: int) -> dict[str, Any]:
+    """Return the state of a group of runners that share the environments of one collector."""
+    envs_per_runner = len(state["lengths"]) // num_runners
+    is_splittable = _is_splittable(state)
     runners = []
-    for rank in range(number):
-        rows = slice(rank * each, (rank + 1) * each)
-        part = {name: _rows_of(value, rows) if name in BY_ENV else value for name, value in state.items()}
-        if not is_shared:
-            part["env"] = None  # the episodes under way are left
+    for rank in range(num_runners):
+        rows = slice(rank * envs_per_runner, (rank + 1) * envs_per_runner)
+        part = {name: _take_envs(value, rows) if name in PER_ENV_KEYS else value for name, value in state.items()}
+        if not is_splittable:
+            part["env"] = None  # the running episodes are abandoned
         runners.append({"collector": {**part, "buffer": None}, "callbacks": ()})
-    group = {"runners": runners, "generations": [0] * number, "renew": []}
+    group = {"runners": runners, "generations": [0] * num_runners, "renew": []}
     return {"group": group, "counters": state["counters"], "buffer": state.get("buffer")}
 
 
-def _joined(parts: Sequence[Tree]) -> Tree:
-    """Return the entries of all environments from those of each runner; None where one of them has none."""
+def _concatenate(parts: Sequence[Tree]) -> Tree:
+    """Return the entries of all environments from the entries of each runner. None if one of them is None."""
 
-    def join(leaves: list[Any]) -> Any:
+    def concatenate_leaves(leaves: list[Any]) -> Any:
         if any(leaf is None for leaf in leaves):
             return None
         if isinstance(leaves[0], np.ndarray):
@@ -184,9 +218,9 @@ def _joined(parts: Sequence[Tree]) -> Tree:
 
     if any(part is None for part in parts):
         return None
-    return zip_trees(join, parts, "the state of collectors")
+    return zip_trees(concatenate_leaves, parts, "the state of collectors")
 
 
-def _rows_of(value: Tree, rows: slice) -> Tree:
-    """Return the entries of these environments; None where there are none."""
+def _take_envs(value: Tree, rows: slice) -> Tree:
+    """Return the entries of some environments. None stays None."""
     return map_tree(lambda leaf: None if leaf is None else leaf[rows], value)

@@ -1,23 +1,33 @@
 """`RayLearnerBackend`: n learners in Ray actors behind a `LearnerGroup`.
 
-Ray starts the processes and carries batches and calls; gradients go over `torch.distributed`, between the learners.
+Ray starts the processes and transports batches and calls. Gradients are exchanged over `torch.distributed`, directly
+between the learners.
 
-A call is made on all learners or on none: each keeps what it was before until all have answered. Where one died, hangs
-or raised what the others did not, all go back to that, the lost ones are started again with the state of another, and
-the call is made anew, as often as `RestartLimits` allow.
+A call is executed by all learners or by none: each keeps a snapshot from before the call until all have answered. If a
+learner died, hangs, or raised an error that the others did not raise, all roll back to their snapshots, the lost
+learners are started again with the state of another one, and the call is repeated, as often as `RestartLimits` allow.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from lockstep.cluster.learner_worker import CONTROL, Answer, BuildLearner, LearnerWorker, Whole, become, whole_of
-from lockstep.cluster.processes import ROOM_S, RayProcesses, start_ray
+from lockstep.cluster.learner_worker import (
+    CONTROL,
+    BuildLearner,
+    CallResult,
+    LearnerSnapshot,
+    LearnerWorker,
+    restore_snapshot,
+    take_snapshot,
+)
+from lockstep.cluster.processes import RESERVE_TIMEOUT_S, RayProcesses, start_ray
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import Tree, map_tree
 from lockstep.learner.config import LearnersSection
@@ -28,22 +38,23 @@ from lockstep.learner.many.sharding import EpisodeParts, shards_of
 from lockstep.learner.metrics import Results
 from lockstep.options.restarts import RestartBudget, RestartLimits
 
-MISTAKES = (ValueError, TypeError, KeyError)
-"""what data or options of the caller lead to; starting a learner again would not help"""
+USER_ERRORS = (ValueError, TypeError, KeyError)
+"""Errors that data or options of the caller cause. A restart of the learner would not help."""
 GRACE_S = 5.0
-"""seconds that the others have to answer when one learner failed, before they are started again, too"""
+"""Seconds that the other learners have to answer after one has failed, before they are restarted too."""
 PROBE_S = 3.0
-"""seconds in which a learner that works must say how far it is"""
+"""Seconds in which a busy learner must report its progress."""
 START_S = 60.0
-"""seconds that a new process may take at least"""
-Answers = dict[int, Answer]
-"""by rank"""
+"""Seconds that a new process may always take to start, even if `learner_timeout_s` is shorter."""
+CallResults = dict[int, CallResult]
+"""Results of a call by rank."""
 
 
 class LearnerProcesses(RayProcesses):
-    """The processes of the learners, by rank; they meet in a process group of `torch.distributed`.
+    """Processes of the learners, by rank, which form a process group of `torch.distributed`.
 
-    A call that learners do not answer in `section.learner_timeout_s` ends those that hang; the others answer then.
+    If learners do not answer a call within `section.learner_timeout_s`, those that hang are ended. The others then
+    answer, because their reductions fail.
     """
 
     def __init__(
@@ -70,20 +81,24 @@ class LearnerProcesses(RayProcesses):
         )
         self.section = section
         self.build = self.ray.put(build)
-        """reference to the function that builds a learner"""
-        self.salvaged: Whole | None = None
-        """a learner as it was before the last call, where no learner is left that could say"""
-        self._times_joined = 0
+        """Reference to the function that builds a learner."""
+        self.rescued_snapshot: LearnerSnapshot | None = None
+        """Snapshot of a hanging learner from before the last call, if no other learner may be left with the state."""
+        self._num_joins = 0
 
-    def spawn(self) -> Answers:
-        """Start a process wherever there is none; return the failures. `LearnerError` where there is no room."""
-        lost = [rank for rank, actor in enumerate(self.actors) if actor is None]
-        self.start(lost)
-        return failures(self.call("where", lambda rank: (), lost, limit_s=self._start_s))
+    def spawn(self) -> CallResults:
+        """Start a process for every rank without one, and return the failures.
 
-    def join(self) -> Answers:
-        """Let all learners meet in a new process group; return the answers, with their modules as values."""
-        self._times_joined += 1
+        Raises:
+            LearnerError: the cluster does not have the resources.
+        """
+        missing = [rank for rank, actor in enumerate(self.actors) if actor is None]
+        self.start(missing)
+        return failures(self.call("location", lambda rank: (), missing, limit_s=self._start_s))
+
+    def join(self) -> CallResults:
+        """Connect all learners in a new process group, and return their results, whose values are the modules."""
+        self._num_joins += 1
         address = None
         if len(self) > 1:
             served = self.call("serve", lambda rank: (len(self),), [0], limit_s=self._start_s)
@@ -91,16 +106,17 @@ class LearnerProcesses(RayProcesses):
                 return served
             address = served[0].value
         options = {
-            "name": f"learners{self._times_joined}",
-            "timeout_s": self._meeting_s,
+            "name": f"learners{self._num_joins}",
+            "timeout_s": self._reduction_timeout_s,
             "backend": "nccl" if self.section.num_gpus_per_learner else "gloo",
         }
-        limit_s = max(self._start_s, self._meeting_s) + GRACE_S  # who waits for another says so itself, and is kept
+        # A learner that waits in vain for another one must have the time to report it: then only the other is ended.
+        limit_s = max(self._start_s, self._reduction_timeout_s) + GRACE_S
         return self.call("join", lambda rank: (self.build, rank, len(self), address, options), limit_s=limit_s)
 
     @property
-    def _meeting_s(self) -> float:
-        """Seconds that learners wait for one another: so long that who hangs is found before."""
+    def _reduction_timeout_s(self) -> float:
+        """Seconds that learners wait for each other. It is long enough for a hanging learner to be found before."""
         return self.section.learner_timeout_s + 2 * (PROBE_S + GRACE_S)
 
     @property
@@ -115,100 +131,117 @@ class LearnerProcesses(RayProcesses):
         arguments: Callable[[int], tuple[Any, ...]],
         ranks: Collection[int] | None = None,
         limit_s: float | None = None,
-    ) -> Answers:
-        """Call `method(*arguments(rank))` on learners (None: all that have a process); return their answers.
+    ) -> CallResults:
+        """Call `method(*arguments(rank))` on learners and return their results.
 
-        A learner that died, or was ended because it did not answer, has an `Answer` with the error that says so.
+        The result of a learner that died, or that was ended because it did not answer, contains an error about that.
+
+        Args:
+            method: name of the method of `LearnerWorker`.
+            arguments: function that returns the arguments for a rank.
+            ranks: ranks of the learners. Defaults to all that have a process.
+            limit_s: seconds in which the learners must answer. Defaults to `section.learner_timeout_s`.
         """
-        chosen = self.alive if ranks is None else ranks
-        calls = {rank: getattr(self.actors[rank], method).remote(*arguments(rank)) for rank in chosen}
+        called = self.alive if ranks is None else ranks
+        calls = {rank: getattr(self.actors[rank], method).remote(*arguments(rank)) for rank in called}
         limit = self.section.learner_timeout_s if limit_s is None else limit_s
-        answers = self._wait(calls, limit)
-        waiting = {rank: call for rank, call in calls.items() if rank not in answers}
-        if waiting:
-            hanging = self._hanging(list(waiting)) if not failures(answers) else list(waiting)
-            self._give_up(hanging, answers, limit)
-            rest = {rank: call for rank, call in waiting.items() if rank not in answers}
-            answers |= self._wait(rest, GRACE_S)
-            self._give_up([rank for rank in rest if rank not in answers], answers, limit)
-        return {rank: answers[rank] for rank in calls}
+        results = self._wait(calls, limit)
 
-    def beside(self, rank: int, method: str, *args: object) -> Any:
-        """Return what `method` returns beside the work that a learner is at; None where it does not answer."""
+        unanswered = {rank: call for rank, call in calls.items() if rank not in results}
+        if unanswered:
+            # After a failure the others had time to notice it, so all that did not are ended. Without a failure only
+            # those are ended that the others wait for.
+            hanging = list(unanswered) if failures(results) else self._find_hanging(list(unanswered))
+            self._end_hanging(hanging, results, limit)
+            pending = {rank: call for rank, call in unanswered.items() if rank not in results}
+            results |= self._wait(pending, GRACE_S)
+            self._end_hanging([rank for rank in pending if rank not in results], results, limit)
+        return {rank: results[rank] for rank in calls}
+
+    def call_control(self, rank: int, method: str, *args: object) -> Any:
+        """Call a method in a learner's thread `CONTROL`, and return its value. None if the learner does not answer."""
         try:
             call = getattr(self.actors[rank], method).options(concurrency_group=CONTROL).remote(*args)
             return self.ray.get(call, timeout=PROBE_S)
         except self.ray.exceptions.RayError:
             return None
 
-    def _wait(self, calls: dict[int, Any], limit_s: float) -> Answers:
-        """Return the answers that come in time; after a failure the others have `GRACE_S`."""
+    def _wait(self, calls: dict[int, Any], limit_s: float) -> CallResults:
+        """Return the results that come in time. After a failure the others have `GRACE_S` seconds."""
         deadline = time.monotonic() + limit_s
-        answers: Answers = {}
+        results: CallResults = {}
         rank_of = {call: rank for rank, call in calls.items()}
-        waiting = list(rank_of)
-        while waiting and (left := deadline - time.monotonic()) > 0:
-            ready, waiting = self.ray.wait(waiting, num_returns=1, timeout=left)
+        pending = list(rank_of)
+        while pending and (seconds_left := deadline - time.monotonic()) > 0:
+            ready, pending = self.ray.wait(pending, num_returns=1, timeout=seconds_left)
             for call in ready:
                 rank = rank_of[call]
-                answers[rank] = self._value_of(call, rank)
-                if answers[rank].error is not None:
+                results[rank] = self._result_of(call, rank)
+                if results[rank].error is not None:
                     deadline = min(deadline, time.monotonic() + GRACE_S)
-        return answers
+        return results
 
-    def _value_of(self, call: object, rank: int) -> Answer:
+    def _result_of(self, call: object, rank: int) -> CallResult:
         try:
             value = self.ray.get(call)
-            return value if isinstance(value, Answer) else Answer(value)
+            return value if isinstance(value, CallResult) else CallResult(value)
         except self.ray.exceptions.RayActorError as error:
-            return _ended(f"learner {rank} of {len(self)} died: {' '.join(str(error).split())}")
-        except self.ray.exceptions.RayError as error:  # e.g. an argument or a result got lost
-            return _ended(f"learner {rank} of {len(self)}: {type(error).__name__}: {error}")
+            return _result_of_ended(f"learner {rank} of {len(self)} died: {' '.join(str(error).split())}")
+        except self.ray.exceptions.RayError as error:  # for example, an argument or a result was lost
+            return _result_of_ended(f"learner {rank} of {len(self)}: {type(error).__name__}: {error}")
 
-    def _hanging(self, ranks: list[int]) -> list[int]:
-        """Return those that the others wait for: they do not answer at all, or are busy with something else."""
-        said = {rank: self.beside(rank, "progress") for rank in ranks}
-        return [rank for rank, progress in said.items() if progress is None or not progress[1]]
+    def _find_hanging(self, ranks: list[int]) -> list[int]:
+        """Return the learners that the others wait for: those that do not answer, or are not in a reduction."""
+        progress_of = {rank: self.call_control(rank, "progress") for rank in ranks}
+        return [rank for rank, progress in progress_of.items() if progress is None or not progress[1]]
 
-    def _give_up(self, ranks: list[int], answers: Answers, limit_s: float) -> None:
-        """End learners that do not answer; keep the state of one where nobody else may be left to tell it."""
+    def _end_hanging(self, ranks: list[int], results: CallResults, limit_s: float) -> None:
+        """End learners that do not answer, and add their results.
+
+        If no other learner may be left with the state, the snapshot of one of them is rescued before.
+        """
         if not ranks:
             return
-        others = [rank for rank in self.alive if rank not in ranks and (rank not in answers or answers[rank].is_alive)]
+        others = [rank for rank in self.alive if rank not in ranks and (rank not in results or results[rank].is_alive)]
         if not others:
-            known = (self.beside(rank, "before") for rank in ranks)
-            self.salvaged = next((before for before in known if before is not None), self.salvaged)
+            snapshots = (self.call_control(rank, "snapshot") for rank in ranks)
+            available = (snapshot for snapshot in snapshots if snapshot is not None)
+            self.rescued_snapshot = next(available, self.rescued_snapshot)
         self.end(ranks)
         for rank in ranks:
-            answers[rank] = _ended(
+            results[rank] = _result_of_ended(
                 f"learner {rank} of {len(self)} did not answer (learner_timeout_s={self.section.learner_timeout_s:g}; "
                 f"waited for {limit_s:g} s) and was ended; raise learners(learner_timeout_s=...) if it had work to do"
             )
 
 
-def failures(answers: Answers) -> Answers:
-    """Return those with an error."""
-    return {rank: answer for rank, answer in answers.items() if answer.error is not None}
+def failures(results: CallResults) -> CallResults:
+    """Return the results with an error."""
+    return {rank: result for rank, result in results.items() if result.error is not None}
 
 
-def _ended(reason: str) -> Answer:
-    """Return the answer of a learner whose process is gone."""
-    return Answer(error=LearnerError(reason), trace=reason, is_alive=False)
+def _result_of_ended(reason: str) -> CallResult:
+    """Return the result of a call on a learner whose process has ended."""
+    return CallResult(error=LearnerError(reason), trace=reason, is_alive=False)
 
 
 @dataclass(frozen=True)
 class StoredShards:
-    """References to the learners' shards in Ray's object store, by rank."""
+    """References to the learners' shards in Ray's object store."""
 
     shards: list[Any]
+    """References, by rank."""
 
 
 class RayLearnerBackend(LearnerBackend):
-    """`section.num_learners` learners, each `build(reducer=...)` in an actor of its own.
+    """Backend with `section.num_learners` learners, each of which is built by `build(reducer=...)` in its own actor.
 
-    Starts Ray on this machine where it does not run yet. `LearnerError` where the cluster has no room, when no learner
-    is left that knows the state, beyond the limit of restarts (the learners that are left can still be read and saved),
-    and where the object store is full; it names the rank, the traceback and `last_checkpoint`.
+    If Ray is not running, it is started on this machine.
+
+    Raises:
+        LearnerError: the cluster does not have the resources, the object store is full, no learner with the state is
+            left, or the limit of restarts is reached. In the last case the remaining learners can still be read and
+            saved. The message contains the rank, the traceback and `last_checkpoint`.
     """
 
     is_local = False
@@ -227,19 +260,21 @@ class RayLearnerBackend(LearnerBackend):
         self._restarts = 0
         self._budget = RestartBudget(limits or RestartLimits())
         self._modules: dict[str, bool] = {}
+        """Ids of the modules, each with whether it has a memory."""
         self._stateless: set[int] = set()
-        """ranks of learners that were started and know nothing yet"""
-        self._is_whole = False
-        """are all learners there, and joined?"""
-        self._failed: Answers = {}
-        self._lost: LearnerError | None = None
+        """Ranks of learners that have not got the state of the others yet."""
+        self._is_complete = False
+        """Whether all learners are running and connected."""
+        self._last_failures: CallResults = {}
+        self._fatal_error: LearnerError | None = None
+        """Error of every further call, after the state was lost."""
         self._processes = LearnerProcesses(build, section, strategy, start_ray, num_standby)
         self._ray = self._processes.ray
-        try:
+        # An error or Ctrl-C during the start must not leave processes behind.
+        with ExitStack() as cleanup:
+            cleanup.callback(self.shutdown)
             self._start(section.num_learners)
-        except BaseException:
-            self.shutdown()
-            raise
+            cleanup.pop_all()
 
     def __len__(self) -> int:
         return len(self._processes)
@@ -256,240 +291,270 @@ class RayLearnerBackend(LearnerBackend):
         reduce_results: bool,
     ) -> UpdateRequest:
         """Return the checked request for an update. `data` may be references to Ray's object store."""
-        return UpdateRequest.checked(kind, self._fetched(data), options, return_state, reduce_results)
+        return UpdateRequest.checked(kind, self._fetch(data), options, return_state, reduce_results)
 
     def divided(self, request: UpdateRequest, *, is_async: bool) -> UpdateRequest:
-        """Return a request with references to each learner's shard in Ray's object store, which is a copy."""
+        """Return the request with references to each learner's shard, which is copied into Ray's object store."""
         shards = shards_of(request.data, len(self), self._modules)
         return replace(request, data=StoredShards([self._processes.store(_contiguous(shard)) for shard in shards]))
 
-    def _fetched(self, data: object) -> Any:
-        """Return `data`, with references to Ray's object store replaced by what they refer to."""
-        reference = self._ray.ObjectRef
-        if isinstance(data, reference):
+    def _fetch(self, data: object) -> Any:
+        """Return the data with references to Ray's object store replaced by their values."""
+        reference_class = self._ray.ObjectRef
+        if isinstance(data, reference_class):
             return self._ray.get(data)
-        if not isinstance(data, list | tuple) or not any(isinstance(item, reference) for item in data):
+        if not isinstance(data, list | tuple) or not any(isinstance(item, reference_class) for item in data):
             return data
         episodes: list[Any] = []
         for item in data:
-            found = self._ray.get(item) if isinstance(item, reference) else item
-            episodes += found if isinstance(found, list | tuple) else [found]
+            value = self._ray.get(item) if isinstance(item, reference_class) else item
+            episodes += value if isinstance(value, list | tuple) else [value]
         return episodes
 
     def update(self, request: UpdateRequest) -> list[Results]:
-        """Make one update on all learners, or on none; return the results of each."""
+        """Execute one update on all learners, or on none, and return the results of each."""
         stored: StoredShards = request.data
-        order = replace(request, data=None)
-        answers = self._on_all("update", lambda rank: (order, stored.shards[rank]))
-        return [answer.value for answer in answers.values()]
+        request_without_data = replace(request, data=None)
+        results = self._call_all("update", lambda rank: (request_without_data, stored.shards[rank]))
+        return [result.value for result in results.values()]
 
     def foreach(self, func: Callable[..., Any], *args: object) -> list[Any]:
-        """Return `[func(learner, *args)]`, in order; raise what all learners raise, and then nothing is changed."""
+        """Return `[func(learner, *args)]` by rank. An error that all learners raise is raised; nothing changes then."""
         references = [self._processes.store(arg) for arg in args]
-        answers = self._on_all("apply", lambda rank: (func, *references))
-        return [_writable(answer.value) for answer in answers.values()]
+        results = self._call_all("apply", lambda rank: (func, *references))
+        return [_writable(result.value) for result in results.values()]
 
     def first(self, func: Callable[..., Any], *args: object) -> Any:
-        """Return `func(learner, *args)` of one learner, for what is the same on all and changes nothing."""
+        """Return `func(learner, *args)` of one learner. `func` must not change it, and must be equal for all."""
         while True:
-            if self._lost is not None:
-                raise self._lost
+            if self._fatal_error is not None:
+                raise self._fatal_error
             rank = next((rank for rank in self._processes.alive if rank not in self._stateless), None)
             if rank is None:
-                raise self._error(self._failed, " no learner is left that could answer;")
-            answer = self._processes.call("read", lambda _: (func, *args), [rank])[rank]
-            if answer.error is None:
-                return _writable(answer.value)
-            if answer.is_alive:
-                answer.error.add_note(f"in learner {rank} of {len(self)}:\n{answer.trace}")
-                raise answer.error
-            self._set_back([rank])
-            self._heal({rank: answer})
+                raise self._failure_error(self._last_failures, " no learner is left that could answer;")
+            result = self._processes.call("read", lambda _: (func, *args), [rank])[rank]
+            if result.error is None:
+                return _writable(result.value)
+            if result.is_alive:
+                result.error.add_note(f"in learner {rank} of {len(self)}:\n{result.trace}")
+                raise result.error
+            self._roll_back([rank])
+            self._restart_lost({rank: result})
 
     def peek(self, func: Callable[..., Any]) -> Any:
-        """Return `func(learner)` of one learner, beside the update that runs; None where none answers."""
-        answer = next((self._processes.beside(rank, "read", func) for rank in self._processes.alive[:1]), None)
-        return None if answer is None else answer.value
+        """Return `func(learner)` of one learner during an update. None if it does not answer."""
+        results = (self._processes.call_control(rank, "read", func) for rank in self._processes.alive[:1])
+        result = next(results, None)
+        return None if result is None else result.value
 
     def resize(self, num_learners: int) -> None:
-        """End all learners and start `num_learners` with their state; without room for them all stays as it was."""
+        """Replace all learners by another number of learners with the same state.
+
+        Raises:
+            LearnerError: there are no resources for them. The group continues as it was.
+        """
         if num_learners < 1:
             raise ValueError(f"resize({num_learners}): learners in other processes are at least 1")
-        before = len(self)
-        if num_learners == before:
+        old_number = len(self)
+        if num_learners == old_number:
             return
-        like = self._processes.store(self.first(whole_of))
-        self._is_whole = False
+        snapshot = self._processes.store(self.first(take_snapshot))
+        self._is_complete = False
         try:
-            self._start(num_learners, like)
+            self._start(num_learners, snapshot)
         except Exception as error:
             try:
-                self._start(before, like)
+                self._start(old_number, snapshot)
             except Exception as second:
-                self._lost = LearnerError(
-                    f"resize({num_learners}) failed ({error}), and so did the start of {before} learners again "
+                self._fatal_error = LearnerError(
+                    f"resize({num_learners}) failed ({error}), and so did the start of {old_number} learners again "
                     f"({second}); build the group again"
                 )
-                raise self._lost from error
-            raise LearnerError(f"resize({num_learners}): {error}. The group goes on with {before} learners") from error
+                raise self._fatal_error from error
+            raise LearnerError(
+                f"resize({num_learners}): {error}. The group continues with {old_number} learners"
+            ) from error
 
     def num_restarts(self) -> int:
-        """Return how many learners were started again."""
+        """Return the number of learners that were started again."""
         return self._restarts
 
     def process_ids(self) -> list[int]:
-        """Return the processes of the learners, in order."""
+        """Return the process ids of the learners, by rank."""
         return self._processes.process_ids()
 
     def shutdown(self) -> None:
-        """End all actors, and Ray if it was started here."""
+        """End all actors, and Ray if this group has started it."""
         self._processes.shutdown()
 
     # -- failures ---
 
-    def _on_all(self, method: str, arguments: Callable[[int], tuple[Any, ...]]) -> Answers:
-        """Make a call that changes learners: on all of them, or on none."""
-        if self._lost is not None:
-            raise self._lost
-        if not self._is_whole:
-            self._heal(self._failed)
+    def _call_all(self, method: str, arguments: Callable[[int], tuple[Any, ...]]) -> CallResults:
+        """Execute a call that changes learners: on all of them, or on none."""
+        if self._fatal_error is not None:
+            raise self._fatal_error
+        if not self._is_complete:
+            self._restart_lost(self._last_failures)
         while True:
-            answers = self._processes.call(method, arguments)
-            failed = failures(answers)
+            results = self._processes.call(method, arguments)
+            failed = failures(results)
             if not failed:
                 for actor in self._processes.actors:
-                    actor.accept.remote()
-                self._modules = answers[0].modules
-                return answers
+                    actor.commit.remote()
+                self._modules = results[0].modules
+                return results
             self._recover(failed)
 
-    def _recover(self, failed: Answers) -> None:
-        """Make all learners as before the call, and ready for another. Raise what is not to be tried again."""
-        own = {rank: answer for rank, answer in failed.items() if answer.is_own}
-        alike = len(own) == len(self) and len({type(answer.error) for answer in own.values()}) == 1
-        mistaken = bool(own) and all(isinstance(answer.error, MISTAKES) for answer in own.values())
-        if not (alike or mistaken) or not all(answer.is_alive for answer in own.values()):
-            raising = list(own)
-            if len(raising) == len(self):  # somebody must know the state
-                raising = [rank for rank, answer in own.items() if not answer.is_alive]
-            self._set_back(raising)
-            self._heal(failed)
+    def _recover(self, failed: CallResults) -> None:
+        """Undo a failed call on all learners, and make the group ready to repeat it.
+
+        Raises the error if the call must not be repeated: an error that all learners share, or an error of the caller.
+        """
+        own = {rank: result for rank, result in failed.items() if result.is_own}
+        is_shared = len(own) == len(self) and len({type(result.error) for result in own.values()}) == 1
+        is_of_user = bool(own) and all(isinstance(result.error, USER_ERRORS) for result in own.values())
+        all_alive = all(result.is_alive for result in own.values())
+
+        if not (is_shared or is_of_user) or not all_alive:
+            # The learners that raised are replaced, unless none would be left with the state.
+            replaced = list(own)
+            if len(replaced) == len(self):
+                replaced = [rank for rank, result in own.items() if not result.is_alive]
+            self._roll_back(replaced)
+            self._restart_lost(failed)
             return
-        self._set_back([])
-        if self._restart():
-            self._heal(failed)
-        rank, answer = next(iter(own.items()))
-        if alike and answer.error is not None:
-            answer.error.add_note(f"in learner {rank} of {len(self)}:\n{answer.trace}")
-            raise answer.error
-        raise self._error(failed)
 
-    def _set_back(self, lost: list[int]) -> None:
-        """End the processes of `lost`; the others undo what was not accepted, and leave one another."""
-        self._is_whole = False
+        self._roll_back([])
+        if self._try_restart():
+            self._restart_lost(failed)
+        rank, result = next(iter(own.items()))
+        if is_shared and result.error is not None:
+            result.error.add_note(f"in learner {rank} of {len(self)}:\n{result.trace}")
+            raise result.error
+        raise self._failure_error(failed)
+
+    def _roll_back(self, lost: list[int]) -> None:
+        """End the processes of `lost`, and let the others undo the call that was not committed."""
+        self._is_complete = False
         self._end(lost)
-        self._end(failures(self._processes.call("set_back", lambda _: ())))
+        self._end(failures(self._processes.call("roll_back", lambda _: ())))
 
-    def _heal(self, failed: Answers) -> None:
-        """Start lost learners again, all with the state of one that was left; raise where the limits forbid it."""
-        self._failed = failed
+    def _restart_lost(self, failed: CallResults) -> None:
+        """Restart lost learners with the state of a remaining one, until the group is complete.
+
+        Raises:
+            LearnerError: the limits of restarts are reached, or a restart failed.
+        """
+        self._last_failures = failed
         while True:
             lost = [f"learner {rank}" for rank in range(len(self)) if rank not in self._processes.alive]
-            for which in lost or ["the group"]:
-                refused = self._budget.take(which)
-                if refused is not None:
-                    raise self._error(failed, f" {which} is not started again: {refused} (fault_tolerance);")
+            for name in lost or ["the group"]:
+                refusal = self._budget.take(name)
+                if refusal is not None:
+                    raise self._failure_error(failed, f" {name} is not started again: {refusal} (fault_tolerance);")
             try:
-                bad = self._restart()
+                failed_restarts = self._try_restart()
             except LearnerError as error:
-                raise error if error is self._lost else self._error(failed, f" {error};") from error
-            if not bad:
+                raise error if error is self._fatal_error else self._failure_error(failed, f" {error};") from error
+            if not failed_restarts:
                 return
 
-    def _restart(self) -> Answers:
-        """Try once to start what is lost and to join all; return the failures."""
-        knowing = [rank for rank in range(len(self)) if rank not in self._stateless]
-        if not knowing and self._processes.salvaged is None:
-            self._lost = self._error(self._failed, " No learner is left that knows the state; build the group again.")
-            raise self._lost
+    def _try_restart(self) -> CallResults:
+        """Try once to start the lost learners and to connect all. Return the failures."""
+        with_state = [rank for rank in range(len(self)) if rank not in self._stateless]
+        rescued_snapshot = self._processes.rescued_snapshot
+        if not with_state and rescued_snapshot is None:
+            self._fatal_error = self._failure_error(
+                self._last_failures, " No learner is left that knows the state; build the group again."
+            )
+            raise self._fatal_error
+
         started = [rank for rank in range(len(self)) if rank not in self._processes.alive]
-        bad = self._processes.spawn() or failures(self._processes.join())
-        if not bad and self._stateless:
-            like = self._processes.salvaged
-            if knowing:
-                answers = self._processes.call("read", lambda _: (whole_of,), knowing[:1])
-                bad, like = failures(answers), answers[knowing[0]].value
-            bad = bad or self._make_equal(self._processes.store(like))
-        self._end(rank for rank, answer in bad.items() if not answer.is_alive)
-        if not bad:
+        failed = self._processes.spawn() or failures(self._processes.join())
+        if not failed and self._stateless:
+            snapshot = rescued_snapshot
+            if with_state:
+                results = self._processes.call("read", lambda _: (take_snapshot,), with_state[:1])
+                failed = failures(results)
+                snapshot = results[with_state[0]].value
+            failed = failed or self._restore_stateless(self._processes.store(snapshot))
+        self._end(rank for rank, result in failed.items() if not result.is_alive)
+        if not failed:
             self._restarts += len(started)
-            self._is_whole, self._processes.salvaged = True, None
-        return bad
+            self._is_complete = True
+            self._processes.rescued_snapshot = None
+        return failed
 
-    def _make_equal(self, like: Any) -> Answers:
-        """Make the learners that know nothing equal to `like`; return the failures."""
-        bad = failures(self._processes.call("read", lambda _: (become, like), sorted(self._stateless)))
-        if not bad:
+    def _restore_stateless(self, snapshot: Any) -> CallResults:
+        """Give the learners without state the one of a stored snapshot. Return the failures."""
+        results = self._processes.call("read", lambda _: (restore_snapshot, snapshot), sorted(self._stateless))
+        failed = failures(results)
+        if not failed:
             self._stateless.clear()
-        return bad
+        return failed
 
-    def _start(self, num_learners: int, like: Any = None) -> None:
-        """End all learners and start new ones, as their configuration says or equal to `like`."""
+    def _start(self, num_learners: int, snapshot: Any = None) -> None:
+        """End all learners and start new ones, with the state of a stored snapshot or as their configuration says."""
         self._processes.stop()
-        self._processes.reserve(num_learners, min(self._processes.section.learner_timeout_s, ROOM_S))
+        self._processes.reserve(num_learners, min(self._processes.section.learner_timeout_s, RESERVE_TIMEOUT_S))
         self._stateless = set(range(num_learners))
-        answers = self._processes.spawn() or self._processes.join()
-        bad = failures(answers)
-        if not bad:
-            self._modules = answers[0].value
-            bad = {} if like is None else self._make_equal(like)
-        if bad:
+        results = self._processes.spawn() or self._processes.join()
+        failed = failures(results)
+        if not failed:
+            self._modules = results[0].value
+            if snapshot is not None:
+                failed = self._restore_stateless(snapshot)
+        if failed:
             self._processes.stop()
-            self._raise_start(bad)
+            self._raise_start_error(failed)
         self._stateless.clear()
-        self._is_whole, self._lost = True, None
+        self._is_complete = True
+        self._fatal_error = None
 
-    def _raise_start(self, bad: Answers) -> None:
-        own = {rank: answer for rank, answer in bad.items() if answer.is_own}
-        rank, answer = next(iter((own or bad).items()))
-        if answer.is_alive and answer.error is not None and answer.is_own:
-            answer.error.add_note(f"in learner {rank}:\n{answer.trace}")
-            raise answer.error
-        raise LearnerError(f"learner {rank} could not be started:\n{answer.trace}") from answer.error
+    def _raise_start_error(self, failed: CallResults) -> None:
+        """Raise a learner's own error if there is one, else a `LearnerError` with the first traceback."""
+        own = {rank: result for rank, result in failed.items() if result.is_own}
+        rank, result = next(iter((own or failed).items()))
+        if result.is_alive and result.error is not None and result.is_own:
+            result.error.add_note(f"in learner {rank}:\n{result.trace}")
+            raise result.error
+        raise LearnerError(f"learner {rank} could not be started:\n{result.trace}") from result.error
 
     def _end(self, ranks: Iterable[int]) -> None:
+        """End learners, whose state is lost with them."""
         ended = list(ranks)
         self._processes.end(ended)
         self._stateless.update(ended)
 
-    def _error(self, failed: Answers, more: str = "") -> LearnerError:
-        """Return the error to raise, with the first traceback, the rank and the last checkpoint."""
-        own = {rank: answer for rank, answer in failed.items() if answer.is_own}
-        rank, answer = next(iter((own or failed).items()), (0, Answer()))
+    def _failure_error(self, failed: CallResults, more: str = "") -> LearnerError:
+        """Return the error for failed calls, with the rank, the first traceback and the last checkpoint."""
+        own = {rank: result for rank, result in failed.items() if result.is_own}
+        rank, result = next(iter((own or failed).items()), (0, CallResult()))
         saved = f"the last checkpoint is {self.last_checkpoint}" if self.last_checkpoint else "no checkpoint was saved"
         error = LearnerError(
-            f"learner {rank} of {len(self)} failed, and no learner was updated;{more} {saved}.\n{answer.trace}"
+            f"learner {rank} of {len(self)} failed, and no learner was updated;{more} {saved}.\n{result.trace}"
         )
-        error.__cause__ = answer.error
+        error.__cause__ = result.error
         return error
 
 
 def _contiguous(shard: Tree) -> Any:
-    """Return `shard` with arrays that Ray stores as they are, so that learners read them where they lie."""
+    """Return a shard with contiguous arrays, which Ray stores without a copy and learners read in place."""
     if not isinstance(shard, EpisodeParts):
         return shard
     parts = {}
     for module_id, part in shard.trajectories.items():
-        columns = {item.name: getattr(part, item.name) for item in fields(Trajectories) if item.name != "place"}
-        stored: dict[str, Any] = {
-            name: None if value is None else map_tree(np.ascontiguousarray, value) for name, value in columns.items()
-        }
+        stored: dict[str, Any] = {}
+        for item in fields(Trajectories):
+            value = getattr(part, item.name)
+            if item.name != "place":
+                stored[item.name] = None if value is None else map_tree(np.ascontiguousarray, value)
         parts[module_id] = Trajectories(**stored, place=part.place)
     return replace(shard, trajectories=parts)
 
 
 def _writable(value: Tree) -> Any:
-    """Return arrays in dicts and lists as copies that the caller may write to, not views of Ray's object store."""
+    """Return a tree whose arrays the caller may write to: read-only views of Ray's object store are copied."""
     if isinstance(value, np.ndarray):
         return value if value.flags.writeable else value.copy()
     if type(value) is dict:

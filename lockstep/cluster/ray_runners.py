@@ -1,8 +1,9 @@
-"""`RayRunnerBackend`: m env runners in Ray actors behind an `EnvRunnerGroup`."""
+"""`RayRunnerBackend`: env runners in Ray actors behind an `EnvRunnerGroup`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,14 +16,18 @@ from lockstep.rollout.runner_group import BuildRunner, Call
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A value in the object store; the worker that is handed it fetches it, which is faster than to let Ray do it."""
+class StoredValue:
+    """Value in Ray's object store, as an argument of a call.
+
+    The worker fetches it. If the reference itself were the argument, Ray would fetch it before the call, more slowly.
+    """
 
     reference: Any
+    """Reference to the value."""
 
 
 class RunnerWorker(Worker):
-    """What runs in the process of a remote runner."""
+    """Actor with one env runner."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,25 +35,29 @@ class RunnerWorker(Worker):
         self._runner: EnvRunner | None = None
 
     def take_place(self, build: BuildRunner, index: int, num_runners: int, generation: int) -> None:
-        """Say which runner this is."""
+        """Set the index of this runner. It is built by the first call."""
         self._build = partial(build, index=index, num_runners=num_runners, generation=generation)
 
     def apply(self, func: Callable[..., Any], *args: object, **options: object) -> Any:
-        """Return `func(runner, *args, **options)`; the first call builds the runner, and raises where that fails."""
+        """Return `func(runner, *args, **options)`. The first call builds the runner, and raises if the build fails."""
         import ray
 
         if self._runner is None and self._build is not None:
             self._runner = self._build()
         for name, value in options.items():
-            if isinstance(value, Stored):
+            if isinstance(value, StoredValue):
                 options[name] = ray.get(value.reference)
         return func(self._runner, *args, **options)
 
 
 class RayRunnerBackend:
-    """`section.num_env_runners` runners, each `build(index=..., num_runners=..., generation=...)` in an actor.
+    """Backend with `section.num_env_runners` env runners in actors.
 
-    Starts Ray on this machine where it does not run yet. Raises `EnvRunnerError` where the cluster has no room.
+    Each runner is built by `build(index=..., num_runners=..., generation=...)` in its actor. If Ray is not running, it
+    is started on this machine.
+
+    Raises:
+        EnvRunnerError: the cluster does not have the resources.
     """
 
     is_local = False
@@ -74,14 +83,15 @@ class RayRunnerBackend:
             start_ray=start_ray,
             num_standby=num_standby,
         )
-        self._ray, self._num_runners = self._processes.ray, section.num_env_runners
-        try:
+        self._ray = self._processes.ray
+        self._num_runners = section.num_env_runners
+        # An error or Ctrl-C during the start must not leave processes behind.
+        with ExitStack() as cleanup:
+            cleanup.callback(self.shutdown)
             self._build = self._ray.put(build)
             self._processes.reserve(self._num_runners)
             self._start(range(self._num_runners), 0)
-        except BaseException:
-            self.shutdown()
-            raise
+            cleanup.pop_all()
 
     def __len__(self) -> int:
         return self._num_runners
@@ -91,54 +101,60 @@ class RayRunnerBackend:
         for index in indices:
             self._processes.actors[index].take_place.remote(self._build, index, self._num_runners, generation)
 
-    def put(self, value: object) -> Stored:
-        """Put `value` into the object store; runners on the same machine read it where it lies."""
-        return Stored(self._processes.store(value))
+    def put(self, value: object) -> StoredValue:
+        """Put a value into the object store. Runners on the same machine read it there without a copy."""
+        return StoredValue(self._processes.store(value))
 
     def call(self, index: int, func: Callable[..., Any], *args: object, **options: object) -> Call:
-        """Begin a call; return its reference."""
+        """Begin a call and return its reference."""
         return self._processes.actors[index].apply.remote(func, *args, **options)
 
     def wait(self, calls: Sequence[Call], timeout_s: float) -> list[Call]:
-        """Return those that have ended, as soon as there is one."""
+        """Return the calls that have ended, as soon as there is at least one."""
         ready, _ = self._ray.wait(list(calls), num_returns=1, timeout=max(0.0, timeout_s), fetch_local=True)
         if ready and len(calls) > 1:
             ready, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=0, fetch_local=True)
-        if not ready:  # what has ended on another machine counts, though it is not here yet
+        if not ready:  # a call may have ended on another machine while its result is still being transferred
             ready, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=0, fetch_local=False)
         return list(ready)
 
     def result(self, call: Call) -> Any:
-        """Return what a call returned; arrays of fragments lie in the object store."""
+        """Return the result of a call. Arrays of fragments remain in the object store.
+
+        Raises:
+            RunnerLostError: the runner's process or node has ended.
+            Exception: the runner's own exception.
+        """
         errors = self._ray.exceptions
         try:
             return self._ray.get(call)
         except errors.RayTaskError as error:
             raise _error_of_runner(error) from error
-        except errors.RayError as error:  # its process died, was ended for its memory, its node or its object is lost
+        except errors.RayError as error:  # the process died or was ended for its memory, or the node or result was lost
             raise RunnerLostError(f"its process or node ended: {_first_line(error)}") from error
 
     def replace(self, index: int, generation: int) -> None:
-        """End the actor and start another one in its place."""
+        """End the actor of a runner and start a new one."""
         self._processes.end([index])
         self._start([index], generation)
 
     def process_ids(self) -> list[int]:
-        """Return the processes of the runners, in order."""
+        """Return the process ids of the runners, by index."""
         return self._processes.process_ids()
 
     def shutdown(self) -> None:
-        """End all actors, and Ray if it was started here."""
+        """End all actors, and Ray if this group has started it."""
         self._processes.shutdown()
 
 
-def _error_of_runner(error: Any) -> BaseException:
-    """Return what the runner raised, with its traceback as a note."""
-    cause = error.cause if isinstance(error.cause, Exception) else None
-    raised: BaseException = EnvRunnerError(_first_line(error)) if cause is None else cause
-    raised.add_note(f"in the runner's process:\n{error}")
-    return raised
+def _error_of_runner(error: Any) -> Exception:
+    """Return the runner's exception with its traceback as a note."""
+    runner_error: Exception = EnvRunnerError(_first_line(error))
+    if isinstance(error.cause, Exception):
+        runner_error = error.cause
+    runner_error.add_note(f"in the runner's process:\n{error}")
+    return runner_error
 
 
-def _first_line(error: BaseException) -> str:
+def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

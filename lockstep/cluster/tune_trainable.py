@@ -1,4 +1,4 @@
-"""`trainable`: a configuration as a class that Ray Tune trains, checkpoints and changes on the way."""
+"""`trainable`: makes a class for Ray Tune from a configuration."""
 
 from __future__ import annotations
 
@@ -13,27 +13,31 @@ from lockstep.options.schedules import ConfiguredValueWarning
 
 
 class TunedConfig(Protocol):
-    """What `trainable` needs of a configuration."""
+    """Protocol of a configuration that `trainable` accepts."""
 
     def copy(self) -> Self:
-        """Return a copy."""
+        """Return a copy of the configuration."""
 
     def set_path(self, path: str, value: object) -> Any:
-        """Set one option, `"training.lr"`."""
+        """Set one option by its path, such as `"training.lr"`."""
 
     def build_trainer(self) -> Any:
-        """Return the trainer."""
+        """Build the trainer."""
 
 
 def trainable(config: TunedConfig) -> type[Any]:
-    """Return a class for `ray.tune.Tuner`; its parameters are options by path, `{"training.lr": tune.loguniform(...)}`.
+    """Return a class for `ray.tune.Tuner` that trains a configuration.
 
-    One step is one epoch. Its result has `episode_return_mean` (of the last evaluation, where there was one),
-    `training_iteration`, `env_steps`, `gradient_steps`, and `done` at the end of the run. A checkpoint is a full one: a
-    trial that is restored goes on bit by bit; with population-based training it goes on with another trial's weights
-    and its own settings, of which only those may change that `lockstep.resume` can.
+    Its parameters are options by path: `{"training.lr": tune.loguniform(...)}`. One step is one epoch. The result of a
+    step contains `episode_return_mean` of the last evaluation (if there was one), `training_iteration`, `env_steps`,
+    `gradient_steps`, and `done` at the end of the run.
 
-    Raises `ImportError` where Ray Tune is not installed.
+    Checkpoints are full ones: a restored trial continues with identical results. In population-based training a trial
+    continues with another trial's weights and its own settings; only the settings that `lockstep.resume` can change may
+    differ.
+
+    Raises:
+        ImportError: Ray Tune is not installed.
     """
     try:
         tune = importlib.import_module("ray.tune")
@@ -41,24 +45,25 @@ def trainable(config: TunedConfig) -> type[Any]:
         raise ImportError(f"this needs Ray Tune: {install_hint('raytune')}") from error
 
     class Trainable(tune.Trainable):  # type: ignore[name-defined]
-        """Trains with the options of one trial."""
+        """Trial of Ray Tune: a run with the options of the trial."""
 
-        def setup(self, config_of_trial: Mapping[str, Any]) -> None:
+        def setup(self, trial_options: Mapping[str, Any]) -> None:
             """Build the trainer."""
-            options = config.copy()
-            for path, value in config_of_trial.items():
-                options.set_path(path, value)
-            self.trainer = options.build_trainer()
+            trial_config = config.copy()
+            for path, value in trial_options.items():
+                trial_config.set_path(path, value)
+            self.trainer = trial_config.build_trainer()
             self.epochs: Iterator[Any] = iter(self.trainer)
 
         def step(self) -> dict[str, Any]:
             """Train for one epoch."""
             next(self.epochs, None)
-            trainer, found = self.trainer, self.trainer.last_test
+            trainer = self.trainer
             result = {"env_steps": trainer.env_step, "gradient_steps": trainer.gradient_step}
             result["done"] = trainer.position >= trainer.steps_in_all
-            if found is not None and found.returns_stat is not None:
-                result["episode_return_mean"] = found.returns_stat.mean
+            last_test = trainer.last_test
+            if last_test is not None and last_test.returns_stat is not None:
+                result["episode_return_mean"] = last_test.returns_stat.mean
             return result
 
         def save_checkpoint(self, checkpoint_dir: str) -> None:
@@ -66,14 +71,15 @@ def trainable(config: TunedConfig) -> type[Any]:
             self.trainer.save_to_path(Path(checkpoint_dir) / "run")
 
         def load_checkpoint(self, checkpoint_dir: str) -> None:
-            """Go on from a full checkpoint, with the options of this trial."""
+            """Restore a full checkpoint, with the options of this trial."""
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ConfiguredValueWarning)  # other options are what was asked for
+                # Population-based training changes options on purpose.
+                warnings.simplefilter("ignore", ConfiguredValueWarning)
                 self.trainer.restore_from_path(Path(checkpoint_dir) / "run")
             self.epochs = iter(self.trainer)
 
         def reset_config(self, new_config: Mapping[str, Any]) -> bool:
-            """Take other options; a checkpoint is loaded next."""
+            """Build the trainer again with other options. Ray Tune loads a checkpoint next."""
             self.cleanup()
             self.setup(new_config)
             return True

@@ -15,7 +15,7 @@ from typing import Any
 from lockstep.algorithms import get_config
 from lockstep.analysis import plot_runs
 from lockstep.builder.algorithm_config import AlgorithmConfig
-from lockstep.cluster.torchrun import Place
+from lockstep.cluster.torchrun import RankInfo
 from lockstep.envs.make import name_of_env
 from lockstep.export.exported import CHECKPOINT
 from lockstep.learner.many.reduction import Reducer
@@ -225,7 +225,7 @@ def prepare_run(
             seed=config.debugging.seed,
             config=config.named_options(),
             init_from=None if source is None else str(source),
-            run_id=Place.of_process().run_id,
+            run_id=RankInfo.of_process().run_id,
         ).path
     folder = RunFolder.open(reducer.first(str(path)))
 

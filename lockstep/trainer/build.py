@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.builder.algorithm_config import AlgorithmConfig
-from lockstep.cluster.torchrun import Place
+from lockstep.cluster.torchrun import RankInfo
 from lockstep.learner.many.reduction import Reducer
 from lockstep.options.schedules import Schedule
 from lockstep.policy.policy import Policy
@@ -222,8 +222,8 @@ def _make_trainer(options: Mapping[str, Any], length: RunLength, config: Algorit
 
 def take_lock(take_over: bool, folder: RunFolder) -> None:
     """Lock a run's folder for this process, which trains the run from now on. See `RunLock.take`."""
-    place = Place.of_process()
-    folder.lock.take(take_over=take_over, job=place.run_id, restarts=place.num_restarts)
+    rank_info = RankInfo.of_process()
+    folder.lock.take(take_over=take_over, job=rank_info.run_id, restarts=rank_info.num_restarts)
 
 
 def _check_run(config: AlgorithmConfig, callbacks: Sequence[Callback]) -> None:

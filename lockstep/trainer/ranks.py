@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lockstep.builder.algorithm_config import AlgorithmConfig
-from lockstep.cluster.torchrun import Place, join_ranks
+from lockstep.cluster.torchrun import RankInfo, join_ranks
 from lockstep.learner.many.reduction import Reducer
 from lockstep.state.trust import without_signature
 from lockstep.tracking import RunFolder
@@ -30,7 +30,7 @@ def config_on_ranks(config: AlgorithmConfig, num_ranks: int | None = None) -> Al
             environments that the ranks cannot share evenly.
     """
     if num_ranks is None:
-        num_ranks = Place.of_process().world_size
+        num_ranks = RankInfo.of_process().world_size
     if num_ranks == 1:
         return config
 
@@ -60,15 +60,15 @@ def config_on_ranks(config: AlgorithmConfig, num_ranks: int | None = None) -> Al
 
 def join(config: AlgorithmConfig) -> Reducer:
     """Return the reducer that connects this process with the other ranks, or one for a single process."""
-    place = Place.of_process()
+    rank_info = RankInfo.of_process()
     device = torch.device(config.framework.device)
     has_own_gpu = False
-    if device.type == "cuda" and place.world_size > 1:
+    if device.type == "cuda" and rank_info.world_size > 1:
         num_gpus = torch.cuda.device_count()
-        torch.cuda.set_device(place.local_rank % num_gpus)
-        has_own_gpu = place.local_world_size <= num_gpus
+        torch.cuda.set_device(rank_info.local_rank % num_gpus)
+        has_own_gpu = rank_info.local_world_size <= num_gpus
     return join_ranks(
-        place,
+        rank_info,
         timeout_s=config.learners.learner_timeout_s,
         # Ranks that meet after a collect also wait for the slowest environments.
         meeting_timeout_s=max(config.learners.learner_timeout_s, config.env_runners.sample_timeout_s),
@@ -107,8 +107,8 @@ def find_run_of_job(root: str | Path, config: Mapping[str, Any]) -> Path | None:
         root: folder that contains the folders of runs.
         config: settings of the run, as its `config.json` contains them.
     """
-    place = Place.of_process()
-    if place.run_id is None:
+    rank_info = RankInfo.of_process()
+    if rank_info.run_id is None:
         return None
     expected = json.loads(json.dumps(without_signature(config)))
     newest = None
@@ -117,9 +117,9 @@ def find_run_of_job(root: str | Path, config: Mapping[str, Any]) -> Path | None:
             folder = RunFolder.open(file.parent)
         except RunFolderError:
             continue
-        is_of_job = folder.info.get("run_id") == place.run_id
+        is_of_job = folder.info.get("run_id") == rank_info.run_id
         if is_of_job and _are_equal(folder.config, expected) and folder.newest_checkpoint() is not None:
-            may_continue = place.num_restarts or folder.ended_at() is None
+            may_continue = rank_info.num_restarts or folder.ended_at() is None
             newest = folder.path if may_continue else None
     return newest
 

@@ -36,7 +36,7 @@ def remove_nodes(cluster, repeats):
     group = config.resources(placement_strategy="STRICT_SPREAD").build_learner_group()
     one = ppo().build_learner_group()
     for number in range(repeats):
-        place = ray.get(group._backend._processes._where[random.randrange(2)])[1]
+        place = ray.get(group._backend._processes._locations[random.randrange(2)])[1]
         victim = next(each for each in nodes if each.node_id == place)
         nodes.remove(victim)
         remover = threading.Timer(random.random() * 0.3, cluster.remove_node, (victim, False))

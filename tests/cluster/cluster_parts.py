@@ -120,7 +120,7 @@ def without_seconds(results):
 
 
 def forget(worker):
-    worker.learner = worker._before = None
+    worker.learner = worker._snapshot = None
 
 
 class Pool:

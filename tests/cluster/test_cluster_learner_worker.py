@@ -7,7 +7,7 @@ import pytest
 from agent_games import CountingGame, game_config
 from cluster_parts import assert_near
 
-from lockstep.cluster.learner_worker import become, whole_of
+from lockstep.cluster.learner_worker import restore_snapshot, take_snapshot
 from lockstep.connectors import Connector
 
 
@@ -37,7 +37,7 @@ def test_a_new_learner_gets_the_modules_and_connectors_of_its_peers():
 
     learner = config.build_trainer().policy.learner_group.learner
     assert list(learner.module) == ["first", "others"]
-    become(learner, pickle.loads(pickle.dumps(whole_of(peer))))
+    restore_snapshot(learner, pickle.loads(pickle.dumps(take_snapshot(peer))))
     assert list(learner.module) == list(peer.module) == ["others", "new", "first"]
     assert [entry.key for entry in learner.optimizers] == [entry.key for entry in peer.optimizers]
     assert learner.config_of("new").lr == 0.5
@@ -60,7 +60,7 @@ def test_connectors_of_the_build_keep_their_place_and_statistics():
 
     learner = config.build_trainer().policy.learner_group.learner
     built = dict(learner.connectors)
-    become(learner, pickle.loads(pickle.dumps(whole_of(peer))))
+    restore_snapshot(learner, pickle.loads(pickle.dumps(take_snapshot(peer))))
     assert list(learner.module) == list(peer.module) == ["others", "new", "first"]
     assert all(learner.connectors[module_id] is built[module_id] for module_id in ("first", "others"))
     assert_near(learner.get_state(), peer.get_state(), tolerance=0.0)

@@ -439,7 +439,7 @@ def test_a_failed_resize_leaves_the_group_unchanged_or_says_it_is_lost(pool, mon
 
     monkeypatch.setattr(backend, "_start", failing_start)
     failing += [False]
-    with pytest.raises(LearnerError, match=r"resize\(3\): the build failed\. The group goes on with 2 learners"):
+    with pytest.raises(LearnerError, match=r"resize\(3\): the build failed\. The group continues with 2 learners"):
         group.resize(3)
     for which in (group, one):
         which.update_from_batch(batch())
@@ -455,12 +455,12 @@ def test_a_failed_resize_leaves_the_group_unchanged_or_says_it_is_lost(pool, mon
 @pytest.mark.faults
 def test_resize_without_room_leaves_the_group_as_it_is(pool, monkeypatch):
     for module in ("processes", "ray_learners"):
-        monkeypatch.setattr(f"lockstep.cluster.{module}.ROOM_S", 2.0)
+        monkeypatch.setattr(f"lockstep.cluster.{module}.RESERVE_TIMEOUT_S", 2.0)
     config = ppo(1).learners(custom_resources_per_learner={"rare": 1}, learner_timeout_s=60.0)
     with pytest.raises(LearnerError, match="no room for 1 learners"):
         config.build_learner_group()
     group, one = pool.group(ppo(1).learners(learner_timeout_s=60.0)), ppo().build_learner_group()
-    with pytest.raises(LearnerError, match=r"resize\(90\): .*no room for 90 learners.*goes on with 1 learners"):
+    with pytest.raises(LearnerError, match=r"resize\(90\): .*no room for 90 learners.*continues with 1 learners"):
         group.resize(90)
     for which in (group, one):
         which.update_from_batch(batch())

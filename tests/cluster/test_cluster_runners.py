@@ -99,7 +99,7 @@ def make_hanging(path):
 def test_a_standby_takes_the_place_of_a_killed_runner(cluster):
     with config_of(1, 2).fault_tolerance(num_standby_processes=1).build_env_runner_group() as group:
         (standby,) = group._backend._processes._standby
-        process, _ = ray.get(standby.where.remote())
+        process, _ = ray.get(standby.location.remote())
         os.kill(group.process_ids()[0], signal.SIGKILL)
         assert sum(len(fragment.rewards) for fragment in group.sample(20)) >= 10
         assert group.process_ids() == [process]
@@ -140,7 +140,7 @@ def test_a_hanging_runner_is_replaced_or_named_if_restarts_are_off(cluster, tmp_
 
 
 def test_more_runners_than_the_cluster_has_room_for_are_refused(cluster, monkeypatch):
-    monkeypatch.setattr("lockstep.cluster.processes.ROOM_S", 0.5)
+    monkeypatch.setattr("lockstep.cluster.processes.RESERVE_TIMEOUT_S", 0.5)
     with pytest.raises(EnvRunnerError, match=r"no room for 2 env runners with {'CPU': 20.0} each"):
         config_of(2, 1).env_runners(num_cpus_per_env_runner=20.0).build_env_runner_group()
 

@@ -24,7 +24,7 @@ import lockstep
 from lockstep import PPOConfig, RolloutStore, policy_within_training_step
 from lockstep.cli import main
 from lockstep.cluster.rank_collector import RankCollector
-from lockstep.cluster.torchrun import Place, join_ranks
+from lockstep.cluster.torchrun import RankInfo, join_ranks
 from lockstep.envs import make_tensor_env
 from lockstep.learner.many.reduction import LearnerError
 from lockstep.runs.run import resume
@@ -213,7 +213,7 @@ class TestRuns:
 
 
 def place(rank, port=0, world_size=2):
-    return Place(rank, world_size, host="127.0.0.1", port=port or free_port())
+    return RankInfo(rank, world_size, host="127.0.0.1", port=port or free_port())
 
 
 def together(port, work_together=lambda reducer: reducer.gather(reducer.rank)):
@@ -222,7 +222,7 @@ def together(port, work_together=lambda reducer: reducer.gather(reducer.rank)):
 
     def work(rank):
         reducer = join_ranks(
-            Place(rank, 2, host="127.0.0.1", port=port, is_served=True), timeout_s=20.0, meeting_timeout_s=20.0
+            RankInfo(rank, 2, host="127.0.0.1", port=port, is_served=True), timeout_s=20.0, meeting_timeout_s=20.0
         )
         found.append(work_together(reducer))
 
@@ -347,16 +347,16 @@ VARIABLES = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT
 
 @pytest.mark.parametrize("name", VARIABLES)
 def test_a_process_without_all_variables_is_alone(name):
-    assert Place.of_process({**VARIABLES, name: ""}) == Place()
-    assert Place.of_process(VARIABLES) == Place(1, 2, host="here", port=29500)
+    assert RankInfo.of_process({**VARIABLES, name: ""}) == RankInfo()
+    assert RankInfo.of_process(VARIABLES) == RankInfo(1, 2, host="here", port=29500)
     local = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    assert Place.of_process({**VARIABLES, **local}) == Place(1, 2, 1, 2, host="here", port=29500)
+    assert RankInfo.of_process({**VARIABLES, **local}) == RankInfo(1, 2, 1, 2, host="here", port=29500)
 
 
 @pytest.mark.parametrize(("name", "value"), [("RANK", "2"), ("WORLD_SIZE", "two"), ("MASTER_PORT", "x")])
 def test_variables_that_name_no_rank_are_refused(name, value):
     with pytest.raises(ValueError, match=f"{name}={value}.* do not name a rank"):
-        Place.of_process({**VARIABLES, name: value})
+        RankInfo.of_process({**VARIABLES, name: value})
 
 
 @pytest.mark.parametrize(
