@@ -43,8 +43,8 @@ FEW = 5
 class Comparison:
     """Comparison of two sets of scores, `first` and `second`, on the same tasks.
 
-    If there are several tasks, or a scale, the numbers are those of scaled scores: 0 at the low end of the task's scale
-    and 1 at its high end.
+    If there are several tasks, or a scale, all scores are scaled: 0 is the low end of the task's scale and 1 its high
+    end.
     """
 
     labels: tuple[str, str]
@@ -58,7 +58,7 @@ class Comparison:
     iqms: tuple[Interval, Interval]
     """Interquartile mean of each side, over all tasks together."""
     difference: Interval
-    """Interquartile mean of the first side minus that of the second."""
+    """Difference of the interquartile means, first side minus second side."""
     improvement: Interval
     """Probability that a run of the first side scores above a run of the second, as a mean over tasks."""
     thresholds: np.ndarray
@@ -71,7 +71,7 @@ class Comparison:
     """Options of each side by its label, if they are too long for a label."""
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the rows of the table with the `COLUMNS`: those of each task, then those of all tasks, scaled."""
+        """Return the rows of the table with the `COLUMNS`: two for each task, then two for all tasks, scaled."""
         rows = []
         for task in self.first:
             for label, scores in zip(self.labels, (self.first[task], self.second[task])):
@@ -173,7 +173,7 @@ def compare_runs(
         num_resamples, seed: arguments of the bootstrap.
 
     Raises:
-        ValueError: the environments of the two sides differ, a side has too few runs, or a folder is not that of a run
+        ValueError: the environments of the two sides differ, a side has too few runs, or a folder does not hold a run
             or has no such record.
     """
     sides = open_runs(runs), open_runs(against)
@@ -211,7 +211,7 @@ def compare_scores(
     num_resamples: int = 2000,
     seed: int = 0,
 ) -> Comparison:
-    """Compare scores by task, such as `{"CartPole-v1": [500.0, 480.0]}`. Further arguments are those of `compare_runs`.
+    """Compare scores by task, such as `{"CartPole-v1": [500.0, 480.0]}`. Other arguments are as in `compare_runs`.
 
     Raises `ValueError`: the tasks of the two sides differ, a task has fewer than two scores, there is a NaN, or the
     ends of a scale are equal.
@@ -289,7 +289,7 @@ def _labels_in(side: Sequence[RunFolder], groups: Sequence[RunGroup]) -> dict[st
 
 
 def _names_in(labels: Sequence[str], groups: Sequence[RunGroup]) -> str:
-    """Return labels as one text, with the settings that they stand for."""
+    """Return labels as one text, with the settings of their groups."""
     settings = {group.label: group.settings for group in groups}
     return "; ".join(f"{label} ({settings[label]})" if settings[label] else label for label in labels)
 

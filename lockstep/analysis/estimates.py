@@ -275,8 +275,8 @@ def _fitted_values(
     Returns:
         `[B]`.
     """
-    # All observations are rows of one array, each episode's last one included. `here` are the rows of steps, so that
-    # `here + 1` are those of their next observations.
+    # All observations are rows of one array, including the last one of each episode. `here` are the rows from which an
+    # action was taken; `here + 1` are their next observations.
     lengths = np.array([len(episode) for episode in episodes])
     starts = np.concatenate([[0], np.cumsum(lengths + 1)[:-1]])
     observations = [_observations(episode) for episode in episodes]
@@ -292,7 +292,7 @@ def _fitted_values(
     terminated[starts + lengths] = [episode.is_terminated for episode in episodes]
     bootstraps = ~terminated[here + 1][:, None]
 
-    # The features are those of observations as the network gets them, for instance normalised.
+    # Features are computed from observations as the network gets them, for instance normalised.
     pipeline = target.part.connectors.obs
     inputs = _flat(pipeline.observation_space or target.part.seen_space, pipeline(obs))
     rng = streams.numpy("features")
@@ -313,7 +313,7 @@ def _fitted_values(
         pairs = np.concatenate([inputs[here], target.in_env(actions)], 1)
         features_of = _Features(pairs, num_features, rng)
         features = features_of(pairs)
-        # Action values are linear in the features, so that their mean over actions is that of the features.
+        # Action values are linear in the features: their mean over actions is the value of the mean features.
         drawn = target.sampled(obs, rows, streams.numpy("actions"))
         expected = features_of(np.concatenate([inputs, drawn[0]], 1))
         for each in drawn[1:]:
@@ -341,11 +341,11 @@ def _fitted_values(
 class _Features:
     """Features of rows: a constant, the standardised numbers x, and random features `cos(w x + b)`.
 
-    Random features are those of Rahimi & Recht (2007).
+    Random features approximate a Gaussian kernel (Rahimi & Recht 2007).
     """
 
     def __init__(self, like: np.ndarray, number: int, rng: np.random.Generator) -> None:
-        """Draw `number` random features for rows whose mean and deviation are those of `like`, `[N, size]`."""
+        """Draw `number` random features. Numbers are standardised with the moments of the rows `like`, `[N, size]`."""
         size = like.shape[1]
         deviation = like.std(0)
         self.mean = like.mean(0)

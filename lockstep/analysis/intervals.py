@@ -75,7 +75,7 @@ def improvement_bootstrap(
 def iqm_difference_bootstrap(
     first: Strata, second: Strata, *, confidence: float = 0.95, num_resamples: int = 2000, seed: int = 0
 ) -> Interval:
-    """Return the interquartile mean of `first` minus that of `second`. Runs are drawn for each side separately."""
+    """Return the difference of the interquartile means. Runs are drawn for each side separately."""
 
     def difference(drawn: Sequence[np.ndarray]) -> np.ndarray:
         return _pooled_iqm(drawn[0::2]) - _pooled_iqm(drawn[1::2])
@@ -141,7 +141,7 @@ def _tasks(strata: Strata) -> list[np.ndarray]:
 
 
 def _pairs(first: Strata, second: Strata) -> list[np.ndarray]:
-    """Return the scores of the first task of both sides, then those of the second task, and so on."""
+    """Return the scores of both sides alternately: first task of both sides, second task of both, and so on."""
     ours = _tasks(first)
     theirs = _tasks(second)
     if len(ours) != len(theirs):

@@ -95,7 +95,7 @@ def curve_of(
     steps = np.array(sorted(points))
     values, spread, seconds = np.array([points[step] for step in steps.tolist()], np.float64).T
     if x == "seconds":
-        # The times of a resumed run may go back a little; those of an axis must not.
+        # The times of a resumed run may go back a little, which an axis must not do.
         return Curve(np.maximum.accumulate(seconds), values, spread)
     axis_of_records = f"{step_type}s".removeprefix("env_")
     if x != axis_of_records:
@@ -144,7 +144,7 @@ def smoothed(curve: Curve, smooth: int) -> Curve:
 def align_curves(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
     """Return curves on a common axis: `(x [P], values [runs, P])`.
 
-    The points are those of all runs in the range that every run covers, at most `MAX_POINTS` of them. Values between
+    The axis has the points of all runs in the range that every run covers, at most `MAX_POINTS` of them. Values between
     two evaluations are interpolated.
 
     Raises `ValueError`: the runs have no range in common.
@@ -256,7 +256,7 @@ def draw_curves(
     Args:
         groups: curves by the title of their panel and the label of their group.
         metric, scope, x, smooth: as in `plot_runs`.
-        settings: settings that labels stand for, which are written below the panels as a table.
+        settings: settings of groups by label, which are written below the panels as a table.
     """
     figure, panels = new_figure(len(groups), settings or {})
     labels = list(dict.fromkeys(itertools.chain.from_iterable(groups.values())))  # a group has one colour in all panels
@@ -290,7 +290,8 @@ def new_figure(num_panels: int, settings: Mapping[str, str] | None = None) -> tu
 
     columns = min(num_panels, 3)
     rows = -(-num_panels // columns)
-    width, height = _PANEL_WIDTH * columns, _PANEL_HEIGHT * rows
+    width = _PANEL_WIDTH * columns
+    height = _PANEL_HEIGHT * rows
     table = _table_rows(settings or {}, width)
     table_height = _LINE_HEIGHT * sum(len(lines) for _, lines in table)
     figure = Figure(figsize=(width, height + table_height), layout="constrained")

@@ -92,7 +92,7 @@ def write_report(
         title: heading of the page.
 
     Raises:
-        ValueError: there is no run; or a folder is not that of a run, is damaged, or has no evaluation or no record of
+        ValueError: there is no run; or a folder does not hold a run, is damaged, or has no evaluation or no record of
             `metrics`.
     """
     opened = open_runs(runs)
@@ -141,7 +141,7 @@ def _data(groups: Sequence[RunGroup], data_of: Mapping[Path, _RunData], metrics:
     panels = by_environment(groups)
     records = []
     for name, scope, metric, is_needed in requested:
-        # A run may have the record and lack what another axis needs.
+        # A run that has the record may still lack the steps or seconds of another axis.
         by_axis = {x: _panels(panels, data_of, groups, scope, metric, x, is_needed and x == "steps") for x in AXES}
         if by_axis["steps"]:
             records.append({"name": name, "axes": {x: drawn for x, drawn in by_axis.items() if drawn}})

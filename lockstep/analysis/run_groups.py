@@ -48,7 +48,7 @@ def differing_options(runs: Iterable[RunFolder]) -> list[str]:
 def open_runs(paths: Sequence[RunPath] | RunPath) -> list[RunFolder]:
     """Return the runs in the given folders.
 
-    Raises `ValueError`: there is no folder, a folder is not that of a run, or a run is given twice.
+    Raises `ValueError`: there is no folder, a folder does not hold a run, or a run is given twice.
     """
     folders = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not folders:

@@ -305,7 +305,7 @@ COLUMNS = ("recipe", "steps", "seeds", "IQM", "95 % interval", "worst", "promise
 def table(results: Path = RESULTS) -> Iterator[tuple[str, ...]]:
     """Yield a row with the `COLUMNS` for each recipe that has results.
 
-    Returns are those of the final evaluation, except in the column `best`: the mean over seeds of each seed's best
+    Returns come from the final evaluation, except for the column `best`: the mean over seeds of each seed's best
     evaluation.
     """
     for recipe in RECIPES:
@@ -337,7 +337,7 @@ def markdown_table(results: Path = RESULTS) -> str:
 def draw(directory: Path, results: Path = RESULTS, by: Literal["env", "algorithm"] = "env") -> list[Path]:
     """Draw the results of each environment, or of each algorithm, with a panel for each recipe.
 
-    Curves are those of `plot_runs`; dashed lines are published returns.
+    Curves are drawn as by `plot_runs`; dashed lines are published returns.
 
     Returns:
         The paths of the pictures, `bench_<environment>.png` or `bench_<algorithm>.png`.

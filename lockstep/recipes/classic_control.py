@@ -1,6 +1,6 @@
 """Recipes for classic control: CartPole, Acrobot, Pendulum, MountainCar.
 
-Where possible the length of a run is a multiple of that of a rollout, so that the run ends at exactly this step.
+Where possible the length of a run is a multiple of the rollout length, so that the run ends at exactly this step.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _action_values_cartpole(config: Config, lr: float = 1e-3) -> Config:
 def impala_cartpole() -> IMPALAConfig:
     """Return settings with two passes over each batch in minibatches.
 
-    A single pass, as in the paper, needs more steps and loses what it has learned more often. Rewards are normalised:
+    With a single pass, as in the paper, runs need more steps and more often collapse later. Rewards are normalised:
     with values of 0 to 100 the critic explained nothing, gradients were clipped, and four seeds of ten ended below 450.
     """
     return (
@@ -169,7 +169,7 @@ def impala_cartpole() -> IMPALAConfig:
 
 
 def appo_cartpole() -> APPOConfig:
-    """Return settings close to those of PPO: with fewer passes over each batch some seeds lose what they have learned.
+    """Return settings close to the recipe for PPO. With fewer passes over each batch some seeds collapse later.
 
     Rewards are normalised as in IMPALA's recipe. Without that one seed of ten ended at 185.
     """

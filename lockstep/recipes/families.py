@@ -3,13 +3,14 @@
 These settings are published ones, and promise no return.
 
 Atari (`ALE/Name-v5`, see `lockstep.envs.atari`): four frames are stacked. The algorithms learn from the sign of the
-rewards (Mnih et al. 2015), while returns are those of the game. In an evaluation actions are drawn, or a few are
+rewards (Mnih et al. 2015), while returns count the game's own rewards. In an evaluation actions are drawn, or a few are
 random: a policy that never presses FIRE would play some games without an end.
 
-PPO and A2C have the settings of RL Baselines3 Zoo for Atari. They are close to those of Schulman et al. 2017, table 5,
-and Mnih et al. 2016, except for a constant clipping range of 0.1 and, with A2C, Adam and a decreasing learning rate.
-DQN, C51 and QR-DQN have those of Dopamine (Castro et al. 2018, https://arxiv.org/abs/1812.06110), which are for sticky
-actions, with a replay buffer of 100,000 steps and eight environments.
+PPO and A2C have the settings of RL Baselines3 Zoo for Atari. They are close to Schulman et al. 2017, table 5, and Mnih
+et al. 2016, except for a constant clipping range of 0.1 and, with A2C, Adam and a decreasing learning rate.
+
+DQN, C51 and QR-DQN have the settings of Dopamine (Castro et al. 2018, https://arxiv.org/abs/1812.06110), which are for
+sticky actions, with a replay buffer of 100,000 steps and eight environments.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from gymnasium.spaces import Space
 
@@ -43,6 +44,8 @@ class Family:
     """Where the settings were published."""
     total_steps: int = STEPS
     """Number of environment steps of the run."""
+    is_for_long_runs: ClassVar[bool] = True
+    """Whether the settings are for long runs only, so that a short run has to begin to learn earlier."""
 
     @property
     def description(self) -> str:

@@ -1,6 +1,6 @@
 """Recipes for games with images as observations: the five games of MinAtar, and Pong.
 
-MinAtar (Young & Tian 2019, https://arxiv.org/abs/1903.03176): the network is that of the paper, one convolution of 16
+MinAtar (Young & Tian 2019, https://arxiv.org/abs/1903.03176): the network is the paper's, one convolution of 16
 filters of 3 x 3 and 128 units. Runs have 2,000,000 frames instead of 5,000,000. In an evaluation actions are drawn, or
 one of a hundred is random: some games would not end otherwise.
 """
@@ -63,7 +63,7 @@ def pqn_minatar(env: str) -> PQNConfig:
 
 
 def dqn_minatar(env: str) -> DQNConfig:
-    """Return settings close to those of the paper.
+    """Return settings close to the paper's.
 
     As in the paper, learning begins after 5,000 frames, the buffer holds 100,000 transitions, and errors are clipped at
     1. Different are Adam, double Q-learning, sixteen environments, one batch of 64 for eight frames instead of eight of

@@ -13,7 +13,7 @@ TIANSHOU_PPO = "Tianshou's published benchmark, v3, 1M steps (mean over 10 seeds
 
 
 def ppo_mujoco(env: str) -> PPOConfig:
-    """Return settings close to those of Tianshou's benchmark, which has 64 environments and minibatches of 64.
+    """Return settings close to Tianshou's benchmark, which has 64 environments and minibatches of 64.
 
     Observations and rewards are normalised, and the learning rate falls to zero.
     """

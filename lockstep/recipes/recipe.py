@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lockstep.builder import AlgorithmConfig
 
@@ -28,6 +29,8 @@ class Recipe:
     """Mean return that the worst of its seeds reached in the final evaluation, rounded down. None: no seed has run."""
     requires: str | None = None
     """Extra that the environment or its data need (`install_hint` says how to install it)."""
+    is_for_long_runs: ClassVar[bool] = False
+    """Whether the settings are for long runs only. Those of a recipe are for its `total_steps`."""
 
     @property
     def description(self) -> str:

@@ -68,6 +68,40 @@ class Settings:
             config.replay(learning_starts=total_steps // 10)
             self.sources.append(f"replay.learning_starts={total_steps // 10:,}, a tenth of the run")
 
+    def apply_file(self, name: str, sections: Mapping[str, Any], trust: bool) -> int | None:
+        """Apply the options of a file, by section.
+
+        Returns:
+            The length of the run that the file's schedules are made for; None if the file has no whole section
+            `training`, and with it schedules.
+        """
+        config = self.config
+        num_envs = config.env_runners.num_envs
+        config.update_from_dict(sections, trust=trust, file=name)
+        self.sources.append(name)
+        runners = sections.get("env_runners")
+        names = runners if isinstance(runners, Mapping) else ()
+        self.share_environments([f"env_runners.{option}" for option in names], num_envs)
+        has_schedules = config.training.options().keys() <= sections.get("training", {}).keys()
+        return config.reporting.total_steps if has_schedules else None
+
+    def apply_options(self, options: Mapping[str, Any], num_envs: int | None) -> None:
+        """Apply options by path, and a number of environments of all env runners together, unless it is None."""
+        num_total = self.config.env_runners.num_envs
+        for path, value in options.items():
+            self.config.set_path(path, value)
+        if num_envs is not None:
+            if ENVS_PER_RUNNER in options:
+                raise ValueError(
+                    f"num_envs={num_envs} and {ENVS_PER_RUNNER}={options[ENVS_PER_RUNNER]} are not allowed together; "
+                    "give num_envs for the environments of all env runners, or the other for those of each"
+                )
+            num_total = check_whole("num_envs", num_envs, 1)
+            options = {"num_envs": num_envs, **options}
+        if options:
+            self.sources.append(", ".join(f"{path}={value!r}" for path, value in options.items()))
+        self.share_environments(options, num_total)
+
 
 def find_settings(
     algorithm: str | AlgorithmConfig,
@@ -103,46 +137,22 @@ def find_settings(
     options = settings_by_path(options or {})
     if isinstance(env, str):
         named = named_environment(env)
-        if not is_module_name(env):  # the name of a module stays, as it can be saved; it has been checked now
+        if not is_module_name(env):  # a module stays a name, which can be saved; that it exists is checked by now
             env = with_version(named) if isinstance(named, str) else named
     settings, preset = _first_settings(algorithm, env, recipe)
-    config = settings.config
 
-    schedule_steps = None  # length of the run that the schedules are made for, if it is not that of the preset
+    schedule_steps = None
     if file is not None:
         name, sections = file
-        runners = sections.get("env_runners")
-        num_before = config.env_runners.num_envs
-        config.update_from_dict(sections, trust=trust, file=name)
-        # A file with all training options has schedules of its own, which are made for the length that it has.
-        if config.training.options().keys() <= sections.get("training", {}).keys():
-            schedule_steps = config.reporting.total_steps
-        settings.sources.append(name)
-        names = runners if isinstance(runners, Mapping) else ()
-        settings.share_environments([f"env_runners.{option}" for option in names], num_before)
-
+        schedule_steps = settings.apply_file(name, sections, trust)
     if env is not None:
-        config.environment(env)
+        settings.config.environment(env)
     if preset is not None:
         total_steps = options.get("reporting.total_steps")
         settings.stretch(schedule_steps or preset.total_steps, total_steps)
-        if isinstance(preset, Family):
+        if preset.is_for_long_runs:
             settings.start_early(total_steps)
-
-    num_before = config.env_runners.num_envs
-    for path, value in options.items():
-        config.set_path(path, value)
-    if num_envs is not None:
-        if ENVS_PER_RUNNER in options:
-            raise ValueError(
-                f"num_envs={num_envs} and {ENVS_PER_RUNNER}={options[ENVS_PER_RUNNER]} are not allowed together; give "
-                "num_envs for the environments of all env runners, or the other for those of each"
-            )
-        num_before = check_whole("num_envs", num_envs, 1)
-        options = {"num_envs": num_envs, **options}
-    if options:
-        settings.sources.append(", ".join(f"{path}={value!r}" for path, value in options.items()))
-    settings.share_environments(options, num_before)
+    settings.apply_options(options, num_envs)
     return settings
 
 

@@ -870,7 +870,7 @@ class ReplayBuffer(RowSource):
     def section_options(self) -> dict[str, Any]:
         """Return the buffer's options by their names in the section `replay` of a configuration."""
         options = self.options
-        section = {
+        section: dict[str, Any] = {
             "n_step": options.n_step,
             "prioritized": self.priorities is not None,
             "alpha": None,
