@@ -59,7 +59,7 @@ def measure_one(kind: str, standby: int, kills: int) -> dict[str, Any]:
         weights = trainer.policy.learner_group.get_weights()["default_policy"]
     finally:
         trainer.train_collector.close()
-        trainer.policy.bring_home()
+        trainer.policy.use_local_learner()
     digest = hashlib.sha256(b"".join(value.tobytes() for value in weights.values())).hexdigest()[:16]
     return {"kind": kind, "standby": standby, **seconds, "weights": digest}
 

@@ -1,4 +1,5 @@
-"""`ActingPolicy`: a network with the transforms around it, which acts; and the check of observations it is handed."""
+"""Policies that act with one network or several (`ActingPolicy`, `AgentsActingPolicy`), and the check of their
+observations."""
 
 from __future__ import annotations
 
@@ -36,25 +37,33 @@ from lockstep.rollout.errors import MalformedBufferError
 from lockstep.state.streams import RandomStreams
 from lockstep.state.trust import IN_MEMORY
 
-NOT_LEARNED_FROM = (Columns.BATCH_INDEXES, Columns.TRUNCATEDS)
-AT_ONCE = 65_536
-"""rows that statistics take in together"""
+UNLEARNED_COLUMNS = (Columns.BATCH_INDEXES, Columns.TRUNCATEDS)
+"""Columns of samples that no loss reads."""
+STATISTICS_CHUNK = 65_536
+"""Number of rows that are added to the statistics at a time, so that data larger than the memory can be added."""
 
 
-class _Memory(threading.local):
-    """Connectors with a memory, which follow the rows of `compute_actions`. Each thread has its own."""
+class _ConnectorHistory(threading.local):
+    """Recording connectors that follow the rows of `compute_actions`. Each thread has its own copy."""
 
     def __init__(self, recorded: ObsPipeline) -> None:
         self.recorded = recorded.copy()
         self.num_rows: int | None = None
-        """Number of rows of `compute_actions`; None where episodes begin."""
+        """Number of rows of the last `compute_actions`; None after `reset`."""
 
 
 class ActingPolicy:
-    """The part of a policy that acts with one network: what an env runner has of a policy.
+    """Policy that acts with one network and does not learn: a part of a `Policy`, or the policy of an env runner.
 
-    Acting reads the parameters' memory, so new values are acted on at once. Any number of threads may ask it; what its
-    connectors remember belongs to the calling thread.
+    It reads the memory of the network's parameters, so that it acts with new values at once. Any number of threads may
+    call it; each has its own history of connectors with a memory.
+
+    Args:
+        config: The configuration.
+        module: The network.
+        connectors: The connectors of observations, actions and rewards.
+        observation_space: Observation space of the environment.
+        action_space: Action space of the environment.
     """
 
     def __init__(
@@ -67,129 +76,158 @@ class ActingPolicy:
         action_space: spaces.Space[Any],
     ) -> None:
         self.config = config
-        self.observation_space, self.action_space = observation_space, action_space
+        self.observation_space = observation_space
+        self.action_space = action_space
         self.timesteps: dict[str, int] = {STEPS_SAMPLED: 0}
+        """Number of sampled steps, which schedules of exploration depend on. All parts of a policy share one dict."""
         self.is_stateful = module.is_stateful()
+        """Whether the network has recurrent layers."""
         self._dist = module.action_dist_cls
         self.exploration = config.exploration(module)
-        """what draws its actions while collecting; None: its distribution"""
+        """Exploration that draws the actions while collecting; None if the policy's distribution draws them."""
         wraps_acting = self.exploration is not None and self.exploration.wraps_acting
-        self._around = self.exploration if wraps_acting else None
-        """the same where it changes what the network gives out"""
+        self._acting_wrapper = self.exploration if wraps_acting else None
+        """The exploration, if it wraps the function that acts, as noisy weights do; otherwise None."""
         self.weights_seq_no = 0
-        """version of the weights that act"""
+        """Version of the weights."""
         self.is_training = False
-        """whether this is a training step, in which `compute_actions` explores"""
+        """Whether the policy is within a training step, where `compute_actions` explores."""
         self.seed(config.debugging.seed)
-        self.act_with(module, connectors)
-        self._memory = _Memory(connectors.recorded)
+        self.set_network(module, connectors)
+        self._history = _ConnectorHistory(connectors.recorded)
 
-    def twin(self) -> ActingPolicy:
-        """Return one that acts with the same network and connectors, and remembers nothing of what this one saw."""
-        spaces: dict[str, Any] = {"observation_space": self.observation_space, "action_space": self.action_space}
-        return ActingPolicy(self.config, self.module, self.connectors, **spaces)
+    def with_new_history(self) -> ActingPolicy:
+        """Return a policy with the same network and connectors, and without this policy's history of observations."""
+        return ActingPolicy(
+            self.config,
+            self.module,
+            self.connectors,
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+        )
 
-    def check_draws(self) -> None:
-        """Raise `ValueError` where the policy's own distribution does not draw its actions while it explores."""
+    def check_samples_from_distribution(self) -> None:
+        """Raise `ValueError` if the actions while exploring are not samples of the policy's distribution."""
         if self.exploration is not None and not self.exploration.keeps_density:
             raise ValueError(
                 f"{self.config.algorithm} explores by {type(self.exploration).__name__}, not by drawing from its "
                 "distribution, so there is nothing to sample; leave out --sample (deterministic=True)"
             )
 
-    def act_with(self, module: RLModule, connectors: ModuleConnectors) -> None:
-        """Act with this network and these transforms from now on."""
-        self.module, self.connectors = module, connectors
+    def set_network(self, module: RLModule, connectors: ModuleConnectors) -> None:
+        """Act with this network and these connectors from now on."""
+        self.module = module
+        self.connectors = connectors
         self._actor = make_actor(module, connectors.obs)
 
     @property
     def act(self) -> Callable[..., np.ndarray]:
-        """`act(obs, noise)`: actions as learned from `[B, ...]`, with the parameters that the module has now.
+        """Function `act(obs, noise)` that returns actions as learned from, `[B, ...]`, for stored observations.
 
-        To be taken anew for each collect: what is held longer may act with parameters that were replaced meanwhile.
+        Read this property in each collect: an older function may act with parameters that were replaced since.
         """
         act = self._present_actor().act
-        return act if self._around is None else partial(self._around.act, act)
+        return act if self._acting_wrapper is None else partial(self._acting_wrapper.act, act)
 
     def _present_actor(self) -> Actor:
+        """Return the actor of the network, built again if the network's parameters are at other addresses."""
         if self._actor.is_stale():
             self._actor = make_actor(self.module, self.connectors.obs)
         return self._actor
 
     def seed(self, seed: int) -> None:
-        """Begin the random numbers of `compute_actions` again."""
+        """Restart the random numbers of `compute_actions` from a seed."""
         self.rng = RandomStreams(seed).child("policy").numpy("compute_actions")
 
     @property
     def recorded(self) -> ObsPipeline:
-        """What observations go through where data are collected; to be copied by whoever collects."""
+        """Connectors that raw observations pass through before they are stored and acted on. A collector copies
+        them."""
         return self.connectors.recorded
 
     @property
     def seen_space(self) -> Any:
-        """The space of the observations that are acted on and stored: what `recorded` makes of the environment's."""
+        """Space of the observations that are stored and acted on: the output space of `recorded`."""
         return self.observation_space if self.recorded.is_identity else self.recorded.observation_space
 
     def acting_weights(self, version: int, copy: bool) -> ActingWeights:
-        """Return what others need to act as this does; without `copy` it may change with the next update."""
-        flat, observations = self.module.get_flat_weights(copy=copy), self.connectors.obs.get_state()
-        return ActingWeights(version, flat, observations, dict(self.timesteps))
+        """Return the weights and the observation statistics that env runners act with.
+
+        Unless `copy` is True, the next update changes the weights in place.
+        """
+        flat = self.module.get_flat_weights(copy=copy)
+        obs_state = self.connectors.obs.get_state()
+        return ActingWeights(version, flat, obs_state, dict(self.timesteps))
 
     def set_weights(self, weights: ActingWeights) -> None:
-        """Act with these from now on. `ValueError` where they are of another network; nothing is changed then."""
+        """Act with these weights from now on.
+
+        Raises `ValueError` for the weights of another network; nothing is changed then.
+        """
         self.module.set_flat_weights(weights.flat)
         if weights.obs_state:
             self.connectors.obs.set_state(weights.obs_state)
         if weights.timesteps:
-            self.timesteps.clear()  # other modules of the policy may have the same dict
+            # In place: all parts of a policy share this dict.
+            self.timesteps.clear()
             self.timesteps.update(weights.timesteps)
         self.weights_seq_no = weights.version
 
     @torch.no_grad()
     def action_logp(self, obs: Tree, actions: np.ndarray) -> np.ndarray:
-        """Return the log-probability [N] of `actions` [N, ...] as learned from, for raw observations [N, ...].
+        """Return the log-probabilities `[N]` of `actions` `[N, ...]` as learned from, for stored observations `[N,
+        ...]`.
 
-        Not for a policy with memory.
+        Not for policies with recurrent layers.
         """
         logp: np.ndarray = self._distribution(obs).log_prob(self._tensor(actions)).cpu().numpy()
         return logp
 
     @torch.no_grad()
     def act_with_logp(self, obs: Tree, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Return actions as `act` does and how likely each was, `[B]`, from one pass through the network.
+        """Return actions and the log-probability of each, `[B]`.
 
-        Its weights may change at any time. Not for a policy with memory.
+        Both come from one pass through the network: another thread may change the weights at any time, and the
+        log-probability must be that of the weights that chose the action. Not for policies with recurrent layers.
         """
-        if noise is not None and noise.ndim > 2:  # of matrices: the density is that over all of them
-            taken = self.act(obs, noise)
-            return taken, self.action_logp(obs, taken)
+        if noise is not None and noise.ndim > 2:
+            # Noise of gSDE is a matrix for each row. The log-probability is that of the action over all matrices, not
+            # that given the drawn one.
+            actions = self.act(obs, noise)
+            return actions, self.action_logp(obs, actions)
         dist = self._distribution(obs)
         actions = dist.mode() if noise is None else dist.sample_with_noise(self._tensor(noise))
         return actions.cpu().numpy(), dist.log_prob(actions).cpu().numpy()
 
     def _distribution(self, obs: Tree) -> Any:
-        """Return what actions are drawn from; where numpy acts, a row's does not depend on the rows beside it."""
+        """Return the distribution of actions for stored observations."""
         actor = self._present_actor()
+        # The same layers as in `act`, whose result for a row does not depend on the other rows of the batch.
         if isinstance(actor, NumpyActor) and self.exploration is None:
             return self._dist.from_inputs(torch.from_numpy(actor.dist_inputs(obs)))
         batch = {Columns.OBS: map_tree(self._tensor, self.connectors.obs(obs))}
         return self._dist.from_inputs(self.module.forward_exploration(batch)[Columns.ACTION_DIST_INPUTS])
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        """Return a tensor on the network's device; floats get the network's dtype."""
         tensor = torch.as_tensor(array)
-        like = next(self.module.parameters())
-        return tensor.to(like.device, like.dtype if tensor.is_floating_point() else None)
+        parameter = next(self.module.parameters())
+        dtype = parameter.dtype if tensor.is_floating_point() else None
+        return tensor.to(parameter.device, dtype)
 
     @property
     def exploration_level(self) -> float:
-        """How much an exploration that draws on a device explores now."""
+        """Present level of exploration, such as epsilon or the scale of noise.
+
+        Raises `ValueError` for a policy that samples from its distribution.
+        """
         if self.exploration is None:
             raise ValueError("the policy draws from its distribution, and has no level of exploration")
         return self.exploration.level(self.timesteps[STEPS_SAMPLED])
 
     @property
     def is_exploring(self) -> bool:
-        """Whether this is a training step and exploration is not switched off."""
+        """Whether the policy is within a training step and `env_runners.explore` is on."""
         return self.is_training and bool(self.config.env_runners.explore)
 
     def compute_actions(
@@ -199,19 +237,23 @@ class ActingPolicy:
         explore: bool | None = None,
         rewards: ArrayLike | None = None,
     ) -> Any:
-        """Return environment actions `[B, ...]` for raw observations `[B, ...]`.
+        """Return environment actions `[B, ...]` for raw observations `[B, ...]`; see `Policy.compute_actions`.
 
-        They are drawn with `explore=True`, the most likely ones with `explore=False`. None: drawn within a training
-        step (`policy_within_training_step`), else the most likely ones. A recurrent policy returns `(actions, state)`;
-        hand the state `{name: [B, ...]}` back with the next observations, None (or `get_initial_state(B)`) where
-        episodes begin. Connectors with a memory follow the rows from call to call: `reset` where episodes begin, and
-        `rewards` `[B]` of the step before where one needs them.
+        Args:
+            obs: Observations.
+            state: Recurrent state `{name: [B, ...]}` that the last call returned. None begins episodes.
+            explore: Whether actions are sampled. Defaults to True within a training step, else False.
+            rewards: Rewards `[B]` of the step before, for connectors that need them.
 
-        Raises `ValueError` for observations or a state that do not fit, for NaN, and for another number of rows than
-        are remembered.
+        Returns:
+            The actions; for a recurrent policy `(actions, state)`.
+
+        Raises:
+            ValueError: Observations or a state that do not fit, NaN, or another number of rows than in the last call
+                if connectors have a memory.
         """
         checked, rows = checked_observations(self.observation_space, obs, batched=True)
-        return self._followed(checked, rows, state, explore, rewards)
+        return self._compute_actions(checked, rows, state, explore, rewards)
 
     def compute_single_action(
         self,
@@ -220,50 +262,58 @@ class ActingPolicy:
         explore: bool | None = False,
         rewards: float | None = None,
     ) -> Any:
-        """Return the environment's action for one observation (a plain int for a Discrete space).
+        """Return the environment's action for one observation; a plain int for a Discrete space.
 
-        A recurrent policy returns `(action, state)`; the state `{name: [...]}` goes back in with the next observation.
-        `rewards`: that of the step before, see `compute_actions`.
+        A recurrent policy returns `(action, state)`; pass the state `{name: [...]}` with the next observation.
+
+        Args:
+            obs: The observation.
+            state: Recurrent state that the last call returned. None begins an episode.
+            explore: Whether the action is sampled. None samples within a training step.
+            rewards: Reward of the step before, for connectors that need it.
         """
         checked, rows = checked_observations(self.observation_space, obs, batched=False)
         if state is not None:
             state = map_tree(lambda leaf: np.asarray(leaf)[None], state)
-        result = self._followed(checked, rows, state, explore, None if rewards is None else [rewards])
-        action = single_action(result[0] if self.is_stateful else result, 0)
-        return (action, {name: leaf[0] for name, leaf in result[1].items()}) if self.is_stateful else action
+        reward_rows = None if rewards is None else [rewards]
+        result = self._compute_actions(checked, rows, state, explore, reward_rows)
+        if not self.is_stateful:
+            return single_action(result, 0)
+        actions, after = result
+        return single_action(actions, 0), {name: leaf[0] for name, leaf in after.items()}
 
     def reset(self, env_index: int | np.ndarray | None = None) -> None:
-        """Begin episodes in these rows of `compute_actions` (None: in all, whose number may be another then).
+        """Begin episodes in these rows of `compute_actions`, for connectors with a memory. Collectors have their own.
 
-        It concerns connectors with a memory; what a collector remembers is its own.
+        `env_index` defaults to all rows; the next call may then have another number of rows.
         """
-        self._memory.recorded.reset(env_index)
+        self._history.recorded.reset(env_index)
         if env_index is None:
-            self._memory.num_rows = None
+            self._history.num_rows = None
 
-    def _followed(
+    def _compute_actions(
         self, obs: Tree, rows: int, state: Mapping[str, Any] | None, explore: bool | None, rewards: ArrayLike | None
     ) -> Any:
-        """Return what `compute_actions` does, for `rows` raw observations that are checked already."""
-        memory = self._memory
-        recorded = memory.recorded
+        """Return the result of `compute_actions` for `rows` raw observations that are already checked."""
+        history = self._history
+        recorded = history.recorded
         if recorded.is_identity:
-            return self.actions_of(obs, rows, state, explore)
+            return self.act_on_stored(obs, rows, state, explore)
         if recorded.has_memory:
-            if memory.num_rows not in (None, rows):
+            if history.num_rows not in (None, rows):
                 raise ValueError(
-                    f"{rows} observations, and the policy remembers {memory.num_rows} rows; call policy.reset() where "
+                    f"{rows} observations, and the policy remembers {history.num_rows} rows; call policy.reset() where "
                     "other episodes begin"
                 )
-            memory.num_rows = rows
+            history.num_rows = rows
         if rewards is not None:
             recorded.after_step(None, np.asarray(rewards))
-        result = self.actions_of(recorded(obs), rows, state, explore)
+        result = self.act_on_stored(recorded(obs), rows, state, explore)
         recorded.after_step(result[0] if self.is_stateful else result, None)
         return result
 
-    def actions_of(self, obs: Tree, rows: int, state: Mapping[str, Any] | None, explore: bool | None) -> Any:
-        """Return what `compute_actions` does, for `rows` observations as they are stored, which are checked already."""
+    def act_on_stored(self, obs: Tree, rows: int, state: Mapping[str, Any] | None, explore: bool | None) -> Any:
+        """Return the result of `compute_actions` for `rows` observations as they are stored, already checked."""
         explores = self.is_exploring if explore is None else explore
         noise = self.draw_noise(self.rng, (rows,)) if explores else None
         if not self.is_stateful:
@@ -272,37 +322,52 @@ class ActingPolicy:
         return map_tree(np.copy, self.to_env(actions)), after
 
     def get_initial_state(self, num_rows: int) -> dict[str, np.ndarray]:
-        """Return the state where episodes begin, `{name: [num_rows, ...]}`; empty for a policy without memory."""
+        """Return the recurrent state at the beginning of episodes, `{name: [num_rows, ...]}`; empty without recurrent
+        layers."""
         return self._actor.get_initial_state(num_rows)
 
     def act_with_state(
         self, obs: Tree, noise: np.ndarray | None, state: Mapping[str, np.ndarray]
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Return a recurrent policy's actions as learned from, and the state after them."""
+        """Return the actions of a recurrent policy as learned from, and the state after them.
+
+        Raises `TypeError` for a policy without recurrent layers.
+        """
         actor = self._present_actor()
         if not isinstance(actor, RecurrentActor):
             raise TypeError(f"{type(self.module).__name__} has no memory; use act")
-        if self._around is not None:
-            actions, after = self._around.act(actor.act_with_state, obs, noise, state)
+        if self._acting_wrapper is not None:
+            actions, after = self._acting_wrapper.act(actor.act_with_state, obs, noise, state)
             return actions, after
         return actor.act_with_state(obs, noise, state)
 
     def _checked_state(self, state: Mapping[str, Any] | None, rows: int) -> Mapping[str, np.ndarray]:
+        """Return a state with the dtypes of the network. Raises `ValueError` for other names or shapes."""
         expected = self.get_initial_state(rows)
         if state is None:
             return expected
-        shapes = {name: np.shape(leaf) for name, leaf in state.items()} if isinstance(state, Mapping) else repr(state)
-        wanted = {name: leaf.shape for name, leaf in expected.items()}
-        if shapes != wanted:
-            raise ValueError(f"the recurrent state has the shapes {shapes}, expected {wanted}; None begins episodes")
+        shapes: Any = repr(state)
+        if isinstance(state, Mapping):
+            shapes = {name: np.shape(leaf) for name, leaf in state.items()}
+        expected_shapes = {name: leaf.shape for name, leaf in expected.items()}
+        if shapes != expected_shapes:
+            raise ValueError(
+                f"the recurrent state has the shapes {shapes}, expected {expected_shapes}; None begins episodes"
+            )
         return {name: np.asarray(state[name], leaf.dtype) for name, leaf in expected.items()}
 
     def draw_noise(
         self, rng: np.random.Generator, leading_shape: tuple[int, ...], epsilon: float | None = None
     ) -> np.ndarray:
-        """Draw random numbers for `act`, many steps at once; of action values with an `epsilon` of its own.
+        """Return random numbers for `act`, `[*leading_shape, ...]`, for many steps at once.
 
-        Raises `ValueError` for an `epsilon` where actions do not come from action values.
+        Args:
+            rng: Random generator.
+            leading_shape: Leading dimensions of the numbers, such as `(steps, environments)`.
+            epsilon: Probability of a random action, instead of the exploration's own.
+
+        Raises:
+            ValueError: `epsilon` is passed, and the policy does not explore epsilon-greedily.
         """
         if epsilon is not None:
             if not isinstance(self.exploration, EpsilonGreedy):
@@ -314,24 +379,30 @@ class ActingPolicy:
 
     def to_env(self, actions: np.ndarray) -> Tree:
         """Return actions as the environment takes them, for actions as learned from."""
-        of_space = self._dist.to_env(actions)
-        return of_space if self.connectors.actions is None else self.connectors.actions(of_space)
+        env_actions = self._dist.to_env(actions)
+        return env_actions if self.connectors.actions is None else self.connectors.actions(env_actions)
 
     @property
     def random_space(self) -> Any:
-        """The space that random actions are drawn from: the environment's, or the module's where no way leads back."""
-        actions = self.connectors.actions
-        return self.action_space if actions is None or actions.has_inverse else actions.module_space
+        """Space that random actions are drawn from.
+
+        It is the environment's, or the module's if the action connectors have no inverse: the learner needs the actions
+        as the module would have chosen them.
+        """
+        pipeline = self.connectors.actions
+        if pipeline is None or pipeline.has_inverse:
+            return self.action_space
+        return pipeline.module_space
 
     def from_env(self, actions: Tree) -> np.ndarray:
         """Return actions as learned from, for actions of `random_space`."""
         pipeline = self.connectors.actions
-        return self._dist.from_env(
-            pipeline.inverse(actions) if pipeline is not None and pipeline.has_inverse else actions
-        )
+        if pipeline is not None and pipeline.has_inverse:
+            actions = pipeline.inverse(actions)
+        return self._dist.from_env(actions)
 
     def check_action_form(self, buffer: ReplayBuffer) -> None:
-        """Raise `MalformedBufferError` for a buffer whose actions are not those that the policy learns from."""
+        """Raise `MalformedBufferError` for a buffer with actions of another form than the policy learns from."""
         if buffer.action_form != self.action_form:
             raise MalformedBufferError(
                 f"the replay buffer holds {describe_actions(buffer.action_form)}, and the policy learns from "
@@ -341,14 +412,14 @@ class ActingPolicy:
 
     @property
     def action_form(self) -> ActionForm | None:
-        """How the actions that it learns from differ from the environment's; None: not at all."""
+        """Form of the actions that the policy learns from; None if it is the environment's."""
         actions = self.connectors.actions
         if actions is None:
             return ActionForm.of(self.action_space)
         return ActionForm.of(actions.module_space, rescaled=actions.rescales)
 
     def check_spaces(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
-        """Raise `ValueError` with both where the environment's spaces are not the policy's."""
+        """Raise `ValueError` unless the spaces of an environment are those of the policy."""
         for name, space, other in (
             ("observation", self.observation_space, observation_space),
             ("action", self.action_space, action_space),
@@ -359,30 +430,39 @@ class ActingPolicy:
                     "policy was made for"
                 )
 
-    # -- what is learned from ---
+    # -- data for the learner ---
 
     def learning_columns(self, batch: SampleBatch) -> SampleBatch:
-        """Return the columns that are learned from, observations as the network sees them."""
-        needed = {name: column for name, column in batch.items() if name not in NOT_LEARNED_FROM}
+        """Return the columns that losses read: observations as inputs of the network, rewards scaled."""
+        columns = {name: column for name, column in batch.items() if name not in UNLEARNED_COLUMNS}
         if not self.connectors.obs.is_identity:
-            seen = (name for name in (Columns.OBS, Columns.NEXT_OBS) if name in needed)
-            needed |= {name: self.connectors.obs(needed[name]) for name in seen}
-        if self.connectors.rewards is not None and Columns.REWARDS in needed:
-            needed[Columns.REWARDS] = self.connectors.rewards.scale(needed[Columns.REWARDS])
-        return SampleBatch.trusted(needed)
+            for name in (Columns.OBS, Columns.NEXT_OBS):
+                if name in columns:
+                    columns[name] = self.connectors.obs(columns[name])
+        if self.connectors.rewards is not None and Columns.REWARDS in columns:
+            columns[Columns.REWARDS] = self.connectors.rewards.scale(columns[Columns.REWARDS])
+        return SampleBatch.trusted(columns)
 
     @property
     def has_statistics(self) -> bool:
-        """Whether observations or rewards are seen through running statistics."""
+        """Whether observations or rewards are normalised with running statistics."""
         return self.connectors.obs.has_statistics or self.connectors.rewards is not None
 
-    def take_in(self, buffer: ReplayBuffer, rows: Sequence[np.ndarray]) -> None:
-        """Take new rows of a replay buffer, those of each sub-buffer in their order, into the statistics."""
+    def update_statistics(self, buffer: ReplayBuffer, rows: Sequence[np.ndarray]) -> None:
+        """Add rows of a replay buffer to the running statistics.
+
+        Args:
+            buffer: The replay buffer.
+            rows: Indices of the rows of each sub-buffer, in the order of time.
+        """
         if self.connectors.obs.has_statistics:
             self.connectors.update(buffer[np.concatenate(rows)][Columns.OBS], None, joined=False)
         if self.connectors.rewards is not None:
-            shape = max(map(len, rows)), len(rows)
-            rewards, dones, valid = np.zeros(shape, np.float32), np.zeros(shape, bool), np.zeros(shape, bool)
+            # Time-major columns: rewards are scaled by the deviation of discounted returns, which are sums over time.
+            shape = (max(map(len, rows)), len(rows))
+            rewards = np.zeros(shape, np.float32)
+            dones = np.zeros(shape, bool)
+            valid = np.zeros(shape, bool)
             for b, index in enumerate(rows):
                 rewards[: len(index), b] = buffer.store.take(Columns.REWARDS, index)
                 dones[: len(index), b] = buffer.ring.flags[index] != 0
@@ -390,29 +470,36 @@ class ActingPolicy:
             self.connectors.rewards(rewards, dones, valid)
 
     def fit_normalizers(self, data: ReplayBuffer | OfflineRows) -> bool:
-        """Give the observation statistics all rows, once. Returns False, doing nothing, where there are none."""
+        """Add all rows of offline data to the observation statistics; return whether there are such statistics."""
         if not self.connectors.obs.has_statistics:
             return False
         rows = data.indices()
-        for start in range(0, len(data), AT_ONCE):
-            self.connectors.update(data[rows[start : start + AT_ONCE]][Columns.OBS], None, joined=False)
+        for start in range(0, len(data), STATISTICS_CHUNK):
+            chunk = rows[start : start + STATISTICS_CHUNK]
+            self.connectors.update(data[chunk][Columns.OBS], None, joined=False)
         return True
 
 
 class AgentsActingPolicy:
-    """Acts for several agents with weights from elsewhere: all that an env runner has of their policy.
+    """Policy that acts for several agents and does not learn: the policy of an env runner.
 
-    `acting` has the part of each module by module id. Modules come and go, and agents are mapped to others, with the
-    weights.
+    `set_weights` also adds and removes modules, and replaces the mapping of agents to modules.
+
+    Args:
+        config: The configuration.
+        acting: The acting part of each module, by module id.
     """
 
     is_multi_agent = True
-    is_exploring = False  # its collector says
+    is_exploring = False
+    """Always False: whether actions are sampled is an option of the collector (`exploration_noise`)."""
 
     def __init__(self, config: BaseConfig, acting: Mapping[str, ActingPolicy]) -> None:
-        self.config, self.acting, self._mapping = config, dict(acting), config.multi_agent.policy_mapping_fn
+        self.config = config
+        self.acting = dict(acting)
+        self._mapping = config.multi_agent.policy_mapping_fn
         self._recipes: Mapping[str, Any] = {}
-        """what the modules that were added are built from"""
+        """Descriptions that the modules that were added in the run are built from, by module id."""
         self.timesteps = {STEPS_SAMPLED: 0}
         for part in self.acting.values():
             part.timesteps = self.timesteps
@@ -424,33 +511,39 @@ class AgentsActingPolicy:
 
     @property
     def policy_mapping_fn(self) -> Callable[..., str] | None:
-        """`f(agent, episode)` -> module id, for episodes that begin now."""
+        """Function `f(agent, episode)` that returns a module id, for episodes that begin now."""
         mapping: Callable[..., str] | None = value_at_step(self.timesteps[STEPS_SAMPLED], self._mapping)
         return mapping
 
     @property
     def weights_seq_no(self) -> int:
-        """Version of the weights that act."""
+        """Version of the weights."""
         return next(iter(self.acting.values())).weights_seq_no
 
     def set_weights(self, weights: ActingWeights) -> None:
-        """Act with these from now on, with the modules that they are of. `ValueError` for those of other networks."""
+        """Act with these weights and their modules from now on. Raises `ValueError` for weights of other networks."""
         by_module = weights.by_module()
         for module_id in set(self.acting) - set(by_module):
             del self.acting[module_id]
-        for module_id, of_module in by_module.items():
-            is_other = weights.recipes.get(module_id) != self._recipes.get(module_id)
-            if module_id not in self.acting or is_other:
-                self.acting[module_id] = self._built(module_id, weights)
-            self.acting[module_id].set_weights(of_module)
-        self._mapping, self._recipes = weights.policy_mapping_fn, weights.recipes
+        for module_id, module_weights in by_module.items():
+            # A module that was removed and added again under its id has another recipe.
+            is_replaced = weights.recipes.get(module_id) != self._recipes.get(module_id)
+            if module_id not in self.acting or is_replaced:
+                self.acting[module_id] = self._build_part(module_id, weights)
+            self.acting[module_id].set_weights(module_weights)
+        self._mapping = weights.policy_mapping_fn
+        self._recipes = weights.recipes
 
-    def _built(self, module_id: str, weights: ActingWeights) -> ActingPolicy:
+    def _build_part(self, module_id: str, weights: ActingWeights) -> ActingPolicy:
+        """Return the acting part of a module that was added in the run."""
         if module_id not in weights.recipes:
             raise ValueError(f"the weights are of the module {module_id!r}, this policy has {list(self.acting)}")
-        new = NewModule.of_recipe(self.config, weights.recipes[module_id], IN_MEMORY)
-        parts, (observations, actions) = new.to_act(getattr(torch, self.config.framework.dtype)), new.spaces
-        part = ActingPolicy(self.config, *parts, observation_space=observations, action_space=actions)
+        new = NewModule.from_recipe(self.config, weights.recipes[module_id], IN_MEMORY)
+        module, connectors = new.acting_parts(getattr(torch, self.config.framework.dtype))
+        observation_space, action_space = new.spaces
+        part = ActingPolicy(
+            self.config, module, connectors, observation_space=observation_space, action_space=action_space
+        )
         part.timesteps = self.timesteps
         return part
 
@@ -458,15 +551,22 @@ class AgentsActingPolicy:
 # -- observations ---
 
 
-ALONE = "give the observation alone, without the info that env.reset() returns beside it"
+OBSERVATION_ADVICE = "give the observation alone, without the info that env.reset() returns beside it"
+"""Last part of messages about observations: the most frequent cause."""
 
 
 def checked_observations(space: spaces.Space[Any], obs: Tree, *, batched: bool, name: str = "obs") -> tuple[Any, int]:
-    """Return the tree of arrays `[B, ...]` that `obs` is, and `B`; without `batched` it is one observation and gets
-    `B = 1`.
+    """Return observations as a tree of arrays `[B, ...]`, and `B`.
 
-    Raises `ValueError` with what was given and what is expected: for another shape or kind of numbers, for keys of a
-    Dict that are unknown or missing, and for NaN, of which no action can be made.
+    Args:
+        space: Observation space.
+        obs: Observations `[B, ...]`, or one observation if `batched` is False.
+        batched: Whether `obs` has a leading dimension. Otherwise one is added, and `B` is 1.
+        name: Name of the observations in errors.
+
+    Raises:
+        ValueError: Another shape or kind of numbers, unknown or missing keys of a Dict, values outside of a Discrete
+            space, or NaN, for which no action can be chosen.
     """
     rows: dict[str, int] = {}
     tree = _checked(space, obs, batched, name, rows)
@@ -476,15 +576,28 @@ def checked_observations(space: spaces.Space[Any], obs: Tree, *, batched: bool, 
 
 
 def _checked(space: spaces.Space[Any], obs: Tree, batched: bool, name: str, rows: dict[str, int]) -> Any:
+    """Return checked observations, and write the number of rows of each leaf into `rows`, by name."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts = dict(space.spaces if isinstance(space, spaces.Dict) else enumerate(space.spaces))
-        found = dict(enumerate(obs)) if isinstance(space, spaces.Tuple) and isinstance(obs, tuple | list) else obs
-        if not isinstance(found, Mapping) or found.keys() != parts.keys():
-            has = f"the keys {list(found)}" if isinstance(found, Mapping) else f"the type {type(obs).__name__}"
-            raise ValueError(f"{name} has {has}, expected a {type(space).__name__} of {list(parts)}; {ALONE}")
-        checked = {key: _checked(part, found[key], batched, f"{name}[{key!r}]", rows) for key, part in parts.items()}
+        subspaces: dict[Any, spaces.Space[Any]]
+        parts = obs
+        if isinstance(space, spaces.Dict):
+            subspaces = dict(space.spaces)
+        else:
+            subspaces = dict(enumerate(space.spaces))
+            if isinstance(obs, tuple | list):
+                parts = dict(enumerate(obs))
+        if not isinstance(parts, Mapping) or parts.keys() != subspaces.keys():
+            has = f"the keys {list(parts)}" if isinstance(parts, Mapping) else f"the type {type(obs).__name__}"
+            raise ValueError(
+                f"{name} has {has}, expected a {type(space).__name__} of {list(subspaces)}; {OBSERVATION_ADVICE}"
+            )
+        checked = {
+            key: _checked(subspace, parts[key], batched, f"{name}[{key!r}]", rows)
+            for key, subspace in subspaces.items()
+        }
         return checked if isinstance(space, spaces.Dict) else tuple(checked.values())
-    if space.shape is None or space.dtype is None:  # not of numbers: for a network of the user's own
+    if space.shape is None or space.dtype is None:
+        # Not made of numbers (text, graphs): observations for a network of the user's own.
         rows[name] = len(obs) if batched else 1
         return obs if batched else [obs]
     array = _array(space, obs, batched, name)
@@ -493,14 +606,16 @@ def _checked(space: spaces.Space[Any], obs: Tree, batched: bool, name: str, rows
 
 
 def _array(space: spaces.Space[Any], obs: Tree, batched: bool, name: str) -> np.ndarray:
+    """Return checked observations of a space of numbers as one array `[B, ...]`."""
     try:
         array = np.asarray(obs)
     except ValueError as error:
-        raise ValueError(f"{name}={obs!r} makes no array of observations ({error}); {ALONE}") from error
+        raise ValueError(f"{name}={obs!r} makes no array of observations ({error}); {OBSERVATION_ADVICE}") from error
     if array.dtype.kind not in "biuf":
-        raise ValueError(f"{name} has the dtype {array.dtype}, expected {space.dtype}; {ALONE}")
+        raise ValueError(f"{name} has the dtype {array.dtype}, expected {space.dtype}; {OBSERVATION_ADVICE}")
     shape = space.shape or ()
-    if (array.shape[1:] if batched else array.shape) != shape or (batched and array.ndim == 0):
+    row_shape = array.shape[1:] if batched else array.shape
+    if row_shape != shape or (batched and array.ndim == 0):
         expected = f"[{', '.join(map(str, ('B', *shape)))}]" if batched else shape
         raise ValueError(
             f"{name} has the shape {array.shape}, expected {expected} (compute_actions takes B observations, "

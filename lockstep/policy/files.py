@@ -1,4 +1,4 @@
-"""`PolicyFiles` and `SavedPolicy`: a policy's checkpoints, exports and its repository on the Hugging Face Hub."""
+"""Checkpoints and exports of policies, and their form on the Hugging Face Hub: `PolicyFiles` and `SavedPolicy`."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from lockstep.state.trust import FileNames
 from lockstep.tracking.run_folder import versions
 
 SHAPING = ("normalize_observations", "normalize_rewards", "frame_stack")
-"""Options of the environment section that decide which connectors there are."""
+"""Options of the environment section that add connectors to a policy."""
 EXPORTS = (".onnx", ".pt", ".pt2")
-"""Endings of single files of an export, which hold no checkpoint."""
+"""Suffixes of single files of an export, which do not contain a checkpoint."""
 
 
 class SavablePolicy(Protocol):
-    """A policy, as far as its files know it (`Policy`, which is above this file)."""
+    """The part of `Policy` that its files use. `Policy` itself imports this module."""
 
     config: BaseConfig
     learner_group: LearnerGroup
@@ -43,26 +43,26 @@ class SavablePolicy(Protocol):
 
     @property
     def observation_space(self) -> Any:
-        """Space of the environment's observations; of several agents a dict of spaces by module id."""
+        """Space of the environment's observations; for several agents a dict of spaces by module id."""
 
     @property
     def action_space(self) -> Any:
-        """Space of the environment's actions; of several agents a dict of spaces by module id."""
+        """Space of the environment's actions; for several agents a dict of spaces by module id."""
 
-    def own_state(self) -> dict[str, Any]:
-        """Return the state of the policy itself."""
+    def acting_state(self) -> dict[str, Any]:
+        """Return the state of the policy without that of the learners."""
         ...
 
-    def set_own_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `own_state` returned."""
+    def set_acting_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the state that `acting_state` returned."""
         ...
 
     def restore_modules(self, state: Mapping[str, Any], file: FileNames) -> None:
-        """Remove and add modules until there are those of a saved state."""
+        """Remove and add modules until they are the modules of a saved state."""
         ...
 
-    def take_over_learners(self) -> None:
-        """Act with the weights and statistics of the learners."""
+    def pull_from_learners(self) -> None:
+        """Copy the weights and statistics of learners in other processes into the acting parts."""
         ...
 
     def save_to_path(self, path: str | Path | None = None) -> str:
@@ -71,7 +71,7 @@ class SavablePolicy(Protocol):
 
 
 class PolicyFiles:
-    """The files of one policy. It holds no state."""
+    """Writer and reader of the files of one policy. It has no state of its own."""
 
     def __init__(self, policy: SavablePolicy) -> None:
         self.policy = policy
@@ -83,31 +83,36 @@ class PolicyFiles:
             "config": policy.config.named_options(),
             "observation_space": describe_spaces(policy.observation_space),
             "action_space": describe_spaces(policy.action_space),
-            **policy.own_state(),
+            **policy.acting_state(),
         }
         return {"policy": {"state": state}, **policy.learner_group.checkpoint_folders()}
 
     def set_folders(self, folders: Mapping[str, dict[str, Any]], *, trust: bool, file: str | Path) -> None:
-        """Restore the policy from the folders of a checkpoint. `file` is the place they were read from.
+        """Restore the policy from the folders of a checkpoint.
+
+        Args:
+            folders: The folders, as `folders` returned them.
+            trust: Whether all objects that the checkpoint names may be used; see `Policy.from_checkpoint`.
+            file: Path of the checkpoint, for errors.
 
         Raises:
-            ValueError: there is no policy in them.
+            ValueError: The checkpoint is not that of a policy.
         """
-        state = policy_in(folders, file)
+        state = saved_policy_state(folders, file)
         self.policy.restore_modules(state, FileNames(file, {}, trust))
         self.policy.learner_group.set_checkpoint_folders(folders)
-        self.policy.set_own_state(state)
+        self.policy.set_acting_state(state)
 
     def start_from(self, path: Path) -> None:
-        """Take the weights and the connectors' statistics of a checkpoint; all else stays new.
+        """Start with the weights and the connectors' statistics of a checkpoint; everything else stays new.
 
         Raises:
-            ValueError: there is no policy in the checkpoint, or its spaces, networks or connectors do not fit.
+            ValueError: The checkpoint is not that of a policy, or its spaces, networks or connectors do not fit.
         """
         if path.suffix in EXPORTS:
             raise ValueError(f"init_from={path} is one file of an export; give the folder, or a run or a checkpoint")
         folders = read_checkpoint(path)
-        saved = policy_in(folders, f"init_from={path}")
+        saved = saved_policy_state(folders, f"init_from={path}")
         for name in ("observation_space", "action_space"):
             space = getattr(self.policy, name)
             other = spaces_from(saved[name])
@@ -118,29 +123,29 @@ class PolicyFiles:
         try:
             self.policy.learner_group.foreach_learner(start_learner, state["rl_module"], state["connectors"])
         except (TypeError, ValueError) as error:
-            other = differences(self.policy.config.named_options(), saved["config"])
-            if other:
-                # Which tensors differ follows from the options, and would be a list of all of them.
+            changed_options = differences(self.policy.config.named_options(), saved["config"])
+            if changed_options:
+                # The message of `error` would list all tensors, and their shapes follow from these options.
                 raise ValueError(
-                    f"init_from={path} does not fit: {other}Or take all options of that run: add --config "
+                    f"init_from={path} does not fit: {changed_options}Or take all options of that run: add --config "
                     "RUN/config.json (lockstep.train: settings=)"
                 ) from error
             raise ValueError(f"init_from={path} does not fit: {error}") from error
-        self.policy.take_over_learners()
+        self.policy.pull_from_learners()
 
     def export(
         self, path: str | Path, file_format: str, deterministic: bool, evaluation: Mapping[str, Any] | None
     ) -> Path:
-        """Write the policy as files that act without Lockstep, and return their folder; see `Policy.export`."""
+        """Write artefacts that act without Lockstep, and return their folder; see `Policy.export`."""
         policy = self.policy
-        parts = {module_id: part.twin() for module_id, part in policy.acting.items()}
+        parts = {module_id: part.with_new_history() for module_id, part in policy.acting.items()}
         if not deterministic:
             for part in policy.acting.values():
-                part.check_draws()
+                part.check_samples_from_distribution()
         env = policy.config.environment.env
-        # Real observations prove the artefact where an environment of a single agent can be made.
-        can_make = not policy.is_multi_agent and (isinstance(env, str) or callable(env))
-        origin = Origin(self.facts(evaluation), policy.config.make_envs if can_make else None)
+        # The artefact is compared on real observations if an environment of a single agent can be constructed.
+        can_make_envs = not policy.is_multi_agent and (isinstance(env, str) or callable(env))
+        origin = Origin(self.facts(evaluation), policy.config.make_envs if can_make_envs else None)
         return export_policies(
             parts,
             path,
@@ -152,7 +157,7 @@ class PolicyFiles:
         )
 
     def facts(self, evaluation: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return where the policy comes from, for its model card."""
+        """Return the algorithm, environment and further origins of the policy, for its model card."""
         return {
             "algorithm": self.policy.config.algorithm,
             "environment": name_of_env(self.policy.config.environment.env),
@@ -164,22 +169,22 @@ class PolicyFiles:
 
 @dataclass(frozen=True)
 class SavedPolicy:
-    """A policy in a checkpoint, before it is built."""
+    """Contents of a policy's checkpoint, from which the policy can be built."""
 
     path: Path
     folders: Mapping[str, dict[str, Any]]
     state: Mapping[str, Any]
-    """The state of the policy itself, with its configuration and its spaces."""
+    """State of the policy without that of the learners, with its configuration and its spaces."""
     trust: bool
-    """Whether all objects that the checkpoint names may be taken, see `Policy.from_checkpoint`."""
+    """Whether all objects that the checkpoint names may be used; see `Policy.from_checkpoint`."""
 
     @classmethod
     def read(cls, path: str | Path, *, trust: bool) -> SavedPolicy:
         """Read a checkpoint folder.
 
         Raises:
-            CheckpointError: it is not a checkpoint, or a damaged one.
-            ValueError: there is no policy in it.
+            CheckpointError: The folder is not a checkpoint, or the checkpoint is damaged.
+            ValueError: The checkpoint is not that of a policy.
         """
         try:
             folders = read_checkpoint(Path(path))
@@ -190,46 +195,51 @@ class SavedPolicy:
                     "lockstep.load_policy(folder) finds it"
                 ) from error
             raise
-        return cls(Path(path), folders, policy_in(folders, path), trust)
+        return cls(Path(path), folders, saved_policy_state(folders, path), trust)
 
     def config(self) -> BaseConfig:
-        """Return its configuration, for a learner in this process."""
+        """Return the policy's configuration, with a learner in this process."""
         config = BaseConfig.of_algorithm(self.state["config"]["algorithm"])
         config.update_from_dict(self.state["config"], trust=self.trust, file=self.path)
         config.learners(num_learners=0)
         return config
 
-    def with_its_modules(self, config: BaseConfig) -> BaseConfig:
-        """Return a configuration with the modules that the policy of several agents had when it was saved."""
+    def with_saved_modules(self, config: BaseConfig) -> BaseConfig:
+        """Return a configuration with the modules that a policy of several agents had when it was saved."""
         if "modules" not in self.state:
             return config
         with claims_of(self.path):
             return with_modules(config, self.state["modules"], FileNames(self.path, {}, self.trust))
 
     def spaces(self) -> tuple[Any, Any]:
-        """Return its observation space and its action space; of several agents each is a dict by module id."""
+        """Return the policy's observation space and action space; for several agents each is a dict by module id."""
         with claims_of(self.path):
             return spaces_from(self.state["observation_space"]), spaces_from(self.state["action_space"])
 
 
 def differences(options: Mapping[str, Any], saved: Mapping[str, Any]) -> str:
-    """Say which options of networks and connectors differ, and what to do."""
+    """Return a sentence about the options of networks and connectors that differ; empty if they are equal.
+
+    Args:
+        options: Options of this run, by section.
+        saved: Options of the saved run, by section.
+    """
     pairs = [("environment", options["environment"], saved["environment"], SHAPING)]
-    models = [each["rl_module"]["model_config"] for each in (options, saved)]
-    if all(isinstance(model, Mapping) for model in models):
-        pairs.append(("rl_module.model_config", models[0], models[1], tuple(models[0])))
-    found = [
-        f"{prefix}.{name}={there[name]!r} there, {here[name]!r} here"
-        for prefix, here, there, names in pairs
-        for name in names
-        if name in there and there[name] != here[name]
-    ]
-    return f"{'; '.join(found)}. Set them as there. " if found else ""
+    model = options["rl_module"]["model_config"]
+    saved_model = saved["rl_module"]["model_config"]
+    if isinstance(model, Mapping) and isinstance(saved_model, Mapping):
+        pairs.append(("rl_module.model_config", model, saved_model, tuple(model)))
+
+    changes: list[str] = []
+    for prefix, here, there, names in pairs:
+        changed = [name for name in names if name in there and there[name] != here[name]]
+        changes += [f"{prefix}.{name}={there[name]!r} there, {here[name]!r} here" for name in changed]
+    return f"{'; '.join(changes)}. Set them as there. " if changes else ""
 
 
 @contextmanager
-def same_threads() -> Iterator[None]:
-    """Leave torch's threads as they are: a policy that is loaded acts in somebody else's process."""
+def keep_num_threads() -> Iterator[None]:
+    """Restore torch's number of threads afterwards: a loaded policy acts in somebody else's process."""
     before = torch.get_num_threads()
     try:
         yield
@@ -238,48 +248,67 @@ def same_threads() -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def policy_in(folders: Mapping[str, Any], where: object) -> Any:
-    """Return the state of the policy in a checkpoint; `ValueError` says what it holds instead."""
+def saved_policy_state(folders: Mapping[str, Any], origin: object) -> Any:
+    """Return the state of the policy in a checkpoint.
+
+    Args:
+        folders: Folders of the checkpoint.
+        origin: Path or name of the checkpoint, for errors.
+
+    Raises:
+        ValueError: The checkpoint is not that of a policy; the message says what it contains.
+    """
     if "policy" in folders:
         return folders["policy"]["state"]
-    found = f"the folders {sorted(folders)}"
+    content = f"the folders {sorted(folders)}"
     if {"weights", "spec"} <= set(folders.get("", {})):
-        found = "an RLModule (RLModule.from_checkpoint reads it)"
+        content = "an RLModule (RLModule.from_checkpoint reads it)"
     elif "learner" in folders:
-        found = "a learner (Learner.from_checkpoint reads it)"
-    raise ValueError(f"{where} holds no policy, but {found}; give what Policy.save_to_path wrote")
+        content = "a learner (Learner.from_checkpoint reads it)"
+    raise ValueError(f"{origin} holds no policy, but {content}; give what Policy.save_to_path wrote")
 
 
 def describe_spaces(space: Any) -> Any:
     """Return a space, or a dict of spaces by module id, as plain values for JSON."""
     if type(space) is dict:
-        return {"modules": {module_id: describe_space(each) for module_id, each in space.items()}}
+        return {"modules": {module_id: describe_space(subspace) for module_id, subspace in space.items()}}
     return describe_space(space)
 
 
 def spaces_from(described: Any) -> Any:
-    """Return what `describe_spaces` described."""
+    """Return the space, or the dict of spaces by module id, that `describe_spaces` described."""
     if isinstance(described, Mapping) and "modules" in described:
-        return {module_id: space_from(each) for module_id, each in described["modules"].items()}
+        return {module_id: space_from(subspace) for module_id, subspace in described["modules"].items()}
     return space_from(described)
 
 
-# -- run on each learner ---
+# -- functions that run on each learner ---
 
 
 def start_learner(learner: Learner, weights: Mapping[str, Any], connectors: Mapping[str, Any]) -> None:
-    """Take weights and statistics of another run. No episode is continued."""
-    present = learner.get_state()["connectors"]
-    taken = {}
+    """Set the weights and the connectors' statistics of another run.
+
+    Args:
+        learner: The learner.
+        weights: Weights by module id.
+        connectors: States of the connectors by module id.
+
+    Raises:
+        ValueError: The modules are not those of the learner.
+    """
+    present_states = learner.get_state()["connectors"]
+    new_states = {}
     for module_id, saved in connectors.items():
-        here = present.get(module_id)
-        rewards = None if here is None else here["rewards"]
-        if rewards is not None and saved["rewards"] is not None:  # rewards are scaled here and there
+        present = present_states.get(module_id)
+        rewards = None if present is None else present["rewards"]
+        # The scale of rewards is taken over if both runs scale rewards. Without the returns of running episodes: the
+        # episodes of the other run are not continued.
+        if rewards is not None and saved["rewards"] is not None:
             rewards = {**saved["rewards"], "returns": np.zeros(0)}
-        taken[module_id] = {"obs": saved["obs"], "rewards": rewards}
+        new_states[module_id] = {"obs": saved["obs"], "rewards": rewards}
     unknown = sorted(set(weights) ^ set(learner.module))
     if unknown:
         raise ValueError(f"modules {unknown} are on one side only (here {sorted(learner.module)})")
-    learner.set_state({"rl_module": weights, "connectors": taken, "weights_seq_no": learner.weights_seq_no + 1})
+    learner.set_state({"rl_module": weights, "connectors": new_states, "weights_seq_no": learner.weights_seq_no + 1})
     for target in target_networks(learner.registered).values():
         target.reset(learner.optimizers)

@@ -1,4 +1,4 @@
-"""Modules that come while a policy is there: from a spec, from another module, from a checkpoint."""
+"""Modules that are added to a policy in a run: from a specification, from another module or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -25,23 +25,33 @@ from lockstep.state.trust import FileNames
 ConfigT = TypeVar("ConfigT", bound=BaseConfig)
 
 
-class Source(NamedTuple):
-    """A module that another one begins as."""
+class InitialModule(NamedTuple):
+    """Module whose weights and statistics a new module begins with."""
 
     spec: RLModuleSpec
+    """Specification of the module."""
     weights: Mapping[str, Any]
+    """Weights of the module."""
     connectors: Mapping[str, Any]
-    """the state of its connectors"""
+    """State of the module's connectors."""
 
     @classmethod
-    def of_checkpoint(cls, module_id: str, path: str | Path, *, trust: bool = False) -> Self:
-        """Return the module of a checkpoint: of a module alone, or of a policy that has this one, or only one.
+    def from_checkpoint(cls, module_id: str, path: str | Path, *, trust: bool = False) -> Self:
+        """Return the module in a checkpoint.
 
-        `trust`: the user's word that what the checkpoint names may be used.
+        Args:
+            module_id: Id of the new module. In the checkpoint of a policy with several modules it selects one.
+            path: Checkpoint of a module, or of a policy that has a module of this id, or only one module.
+            trust: Whether all objects that the checkpoint names may be used.
+
+        Raises:
+            ValueError: The checkpoint has several modules, and none of this id.
         """
         folders = read_checkpoint(Path(path))
         if {"weights", "spec"} <= set(folders.get("", {})):
-            tree, connectors = folders[""], ModuleConnectors().get_state()
+            # The checkpoint of a module alone has no connectors.
+            tree = folders[""]
+            connectors = ModuleConnectors().get_state()
         else:
             trees = {
                 name.rpartition("/")[2]: tree for name, tree in folders.items() if {"weights", "spec"} <= set(tree)
@@ -51,21 +61,24 @@ class Source(NamedTuple):
                 raise ValueError(
                     f"init_from={path!r} has the modules {sorted(trees)}; {module_id!r} is needed, or only one"
                 )
-            tree, connectors = trees[chosen], state_from_folders(folders)["connectors"][chosen]
+            tree = trees[chosen]
+            connectors = state_from_folders(folders)["connectors"][chosen]
         names = FileNames(Path(path), tree["spec"], trust)
         with claims_of(path):
             spec = RLModuleSpec.from_dict(tree["spec"], names=names)
         return cls(spec, tree["weights"], connectors)
 
     def statistics(self) -> dict[str, Any]:
-        """Return the statistics of its connectors, for episodes of others."""
+        """Return the statistics of the connectors without the returns of running episodes, which are not continued."""
         rewards = self.connectors["rewards"]
-        return {**self.connectors, "rewards": None if rewards is None else {**rewards, "returns": np.zeros(0)}}
+        if rewards is not None:
+            rewards = {**rewards, "returns": np.zeros(0)}
+        return {**self.connectors, "rewards": rewards}
 
 
 @dataclass(frozen=True)
 class NewModule:
-    """A module, the connectors around it, and its spaces before them."""
+    """Network that is added to a policy, its connectors, and the spaces of its environment."""
 
     module: RLModule
     connectors: ModuleConnectors
@@ -78,61 +91,89 @@ class NewModule:
         module_id: str,
         spec: RLModuleSpec | RLModule,
         spaces: Spaces,
-        source: Source | None,
+        initial: InitialModule | None,
         frozen: bool,
     ) -> Self:
-        """Build it as it would be in a configuration that has it from the beginning, then take over from `source`."""
-        connectors, seen = config.build_connectors(*spaces)
+        """Build a module with the bits that it would have in a configuration that contains it from the beginning.
+
+        Args:
+            config: The configuration of the policy.
+            module_id: Id of the module, from which its initial weights are seeded.
+            spec: Specification of the module, or a finished network.
+            spaces: Observation space and action space of the environment.
+            initial: Module whose weights and statistics the new one gets.
+            frozen: Whether the module only acts.
+
+        Raises:
+            ValueError: A finished network that shall be frozen is not built for it, or `initial` does not fit.
+        """
+        connectors, module_spaces = config.build_connectors(*spaces)
         if frozen and not spec.is_built:
             spec = replace(spec, inference_only=True)
-        module = config.build_module(spec, *seen, RandomStreams(config.debugging.seed).child(module_id))
+        module = config.build_module(spec, *module_spaces, RandomStreams(config.debugging.seed).child(module_id))
         if frozen and not module.inference_only:
             raise ValueError(f"module {module_id!r} is to be frozen; build it with inference_only=True")
-        if source is not None:
+        if initial is not None:
             try:
-                module.set_state(source.weights)
-                connectors.set_state(source.statistics())
+                module.set_state(initial.weights)
+                connectors.set_state(initial.statistics())
             except (KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"what module {module_id!r} is to begin as does not fit it: {error}") from error
         return cls(module, connectors, spaces)
 
     @classmethod
-    def of_recipe(cls, config: BaseConfig, recipe: Mapping[str, Any], names: FileNames) -> Self:
-        """Build it as a policy's state says; its weights come with the learners' state."""
-        spaces = space_from(recipe["observation_space"]), space_from(recipe["action_space"])
+    def from_recipe(cls, config: BaseConfig, recipe: Mapping[str, Any], names: FileNames) -> Self:
+        """Build a module from its description in a policy's state. Its weights are part of the learners' state.
+
+        Args:
+            config: The configuration of the policy.
+            recipe: The description.
+            names: Resolver of the objects that the description names.
+        """
+        spaces = (space_from(recipe["observation_space"]), space_from(recipe["action_space"]))
         spec = RLModuleSpec.from_dict(recipe["spec"], names=names)
         return cls(spec.build(), config.build_connectors(*spaces)[0], spaces)
 
-    def to_act(self, dtype: torch.dtype) -> tuple[RLModule, ModuleConnectors]:
-        """Return what acts where learners are in other processes."""
+    def acting_parts(self, dtype: torch.dtype) -> tuple[RLModule, ModuleConnectors]:
+        """Return the network, in this dtype, and the connectors of a policy whose learners are in other processes."""
         self.module.acting_connectors = self.connectors.acting_names
         return self.module.to(dtype), self.connectors
 
 
 def overrides_in(recipe: Mapping[str, Any], names: FileNames) -> Any:
-    """Return the training options of a module that a policy's state has."""
+    """Return a module's own training options from its description in a policy's state."""
     return from_plain("training", recipe["config_overrides"], names)
 
 
 def with_modules(config: ConfigT, modules: Mapping[str, Any], file: FileNames) -> ConfigT:
-    """Return a configuration with the modules of a policy's state, if they are others than its own.
+    """Return a configuration with the modules of a policy's state; `config` itself if it has the same modules.
 
-    `file`: finds the objects that the state names.
+    Args:
+        config: The configuration.
+        modules: Descriptions of the modules, by module id.
+        file: Resolver of the objects that the state names.
     """
-    has_critic = any("critic_space" in recipe["spec"] for recipe in modules.values())  # only the environment knows it
+    # The space of a centralised critic is not part of the configuration: only the environment knows it. So the
+    # specifications have to be taken from the state even if the names of the modules are equal.
+    has_critic = any("critic_space" in recipe["spec"] for recipe in modules.values())
     if list(config.module_specs()) == list(modules) and not has_critic:
         return config
-    specs, added = {}, {}
-    for mid, recipe in modules.items():
+    configured_overrides = config.rl_module.algorithm_config_overrides_per_module
+    specs = {}
+    overrides = {}
+    for module_id, recipe in modules.items():
         names = file.of_part(recipe)
         spec = RLModuleSpec.from_dict(recipe["spec"], names=names)
-        specs[mid] = replace(spec, observation_space=None, action_space=None)
-        added[mid] = overrides_in(recipe, names)
-    configured = config.rl_module.algorithm_config_overrides_per_module
-    overrides = {mid: added[mid] or configured.get(mid) for mid in modules if added[mid] or mid in configured}
-    who_learns = [
-        [step, allowed if allowed is None or callable(allowed) else [mid for mid in allowed if mid in modules]]
-        for step, allowed in stages_of("policies_to_train", config.multi_agent.policies_to_train)
-    ]
+        specs[module_id] = replace(spec, observation_space=None, action_space=None)
+        own_overrides = overrides_in(recipe, names)
+        if own_overrides or module_id in configured_overrides:
+            overrides[module_id] = own_overrides or configured_overrides.get(module_id)
+
+    # Modules that were removed in the run cannot learn any more.
+    policies_to_train = []
+    for step, allowed in stages_of("policies_to_train", config.multi_agent.policies_to_train):
+        if allowed is not None and not callable(allowed):
+            allowed = [module_id for module_id in allowed if module_id in modules]
+        policies_to_train.append([step, allowed])
     changed = config.copy().rl_module(rl_module_spec=None, algorithm_config_overrides_per_module=overrides)
-    return changed.multi_agent(policies=specs, policies_to_train=who_learns)
+    return changed.multi_agent(policies=specs, policies_to_train=policies_to_train)

@@ -27,16 +27,18 @@ from lockstep.state.checkpoint import MANIFEST
 from lockstep.state.streams import RandomStreams
 
 OfflineData = ReplayBuffer | OfflineRows
+"""Data from which gradient steps draw samples."""
 MINARI_ID = re.compile(r"(?:[\w-]+/)*[\w-]+-v\d+")
+"""Pattern of the ids of Minari's data sets, such as `D4RL/door/human-v2`."""
 
 
 def open_data(section: OfflineDataSection) -> Any:
-    """Open what `offline_data(input_=...)` names: a `SampleBatch`, an `OfflineDataset` or a `ReplayBuffer`.
+    """Open the data of the option `offline_data.input_`: a `SampleBatch`, an `OfflineDataset` or a `ReplayBuffer`.
 
     Raises:
-        ValueError: nothing is named.
-        FileNotFoundError: what is named is not there.
-        KeyError: a column that is not there.
+        ValueError: The option is not set.
+        FileNotFoundError: The file or data set does not exist.
+        KeyError: A column of the option `columns` does not exist.
     """
     section.validate()
     data, columns = section.input_, section.columns
@@ -45,7 +47,7 @@ def open_data(section: OfflineDataSection) -> Any:
             "offline_data.input_ is not set; give the path of a file that write_rows wrote, the id of a Minari "
             "dataset, or a replay buffer (lockstep train: --set offline_data.input_=PATH)"
         )
-    if isinstance(data, str) and MINARI_ID.fullmatch(data) and not _is_here(Path(data)):
+    if isinstance(data, str) and MINARI_ID.fullmatch(data) and not _is_local_data(Path(data)):
         data = _minari_batch(data)
     elif isinstance(data, str | Path) and Path(data).suffix in TABLE_FORMATS:
         if not Path(data).exists():
@@ -57,47 +59,51 @@ def open_data(section: OfflineDataSection) -> Any:
         return OfflineDataset(data, columns=columns, max_memory_bytes=section.max_memory_bytes)
     if columns is None or not isinstance(data, SampleBatch):
         return data
-    wanted = dict(columns) if isinstance(columns, Mapping) else dict(zip(columns, columns))
-    missing = [name for name in wanted.values() if name not in data]
+    sources = dict(columns) if isinstance(columns, Mapping) else dict(zip(columns, columns))
+    missing = [source for source in sources.values() if source not in data]
     if missing:
         raise KeyError(f"the offline data have no column {missing[0]!r}; columns are {sorted(data)}")
-    return SampleBatch({name: data[source] for name, source in wanted.items()})
+    return SampleBatch({name: data[source] for name, source in sources.items()})
 
 
-def _is_here(path: Path) -> bool:
-    """Whether it is a file, or the folder of a buffer; Minari's data may lie under a path that is their id."""
+def _is_local_data(path: Path) -> bool:
+    """Return whether the path is a file or the folder of a replay buffer.
+
+    A folder alone is not enough: Minari may have downloaded the data set into a folder named after its id.
+    """
     return path.is_file() or (path / MANIFEST).exists()
 
 
 def _minari_batch(dataset_id: str) -> SampleBatch:
-    """Read a local Minari dataset; `FileNotFoundError` says how to get one."""
+    """Return a local Minari data set. Raises `FileNotFoundError`, which says how to get it."""
     try:
         return read_minari_batch(dataset_id)
     except FileNotFoundError as error:
         is_ours = dataset_id.startswith("lockstep/")
-        how = "python benchmarks/learning/make_offline_data.py makes it; " if is_ours else ""
+        advice = "python benchmarks/learning/make_offline_data.py makes it; " if is_ours else ""
         raise FileNotFoundError(
-            f"{error}; {how}offline_data.input_ takes other data: an id or a path (--set offline_data.input_=PATH)"
+            f"{error}; {advice}offline_data.input_ takes other data: an id or a path (--set offline_data.input_=PATH)"
         ) from None
 
 
 def offline_source(data: object, policy: Policy, origin: str = "") -> OfflineData:
-    """Return data in the form from which gradient steps draw, checked against the policy.
+    """Return data in the form from which gradient steps draw samples, checked against the policy.
 
     Args:
-        data: a `ReplayBuffer`, taken as it is where it holds the actions that the policy learns from (see its
-            `action_form`), or something that holds the environment's actions, which are translated: a `SampleBatch`,
-            an `OfflineDataset`, the id of a local Minari dataset, or the path of a file. Batches with all columns of a
-            transition become a `ReplayBuffer`, others `OfflineRows`.
-        policy: the policy, of a single agent.
-        origin: where the data come from, for errors; a path that is given says it itself.
+        data: A `ReplayBuffer`, whose actions must have the form that the policy learns from (`action_form`); or data
+            with the environment's actions, which are converted: a `SampleBatch`, an `OfflineDataset`, the id of a local
+            Minari data set, or the path of a file. Batches with all columns of a transition become a `ReplayBuffer`,
+            other data `OfflineRows`.
+        policy: The policy, of a single agent.
+        origin: Name of the data in errors. Defaults to the path, if `data` is one.
 
     Raises:
-        MalformedBufferError: data that are empty, have NaN or infinity, lack columns, do not fit the policy's spaces,
-            or are a `ReplayBuffer` with other actions.
-        FileNotFoundError: a path or dataset that is not there.
+        MalformedBufferError: The data are empty, have NaN or infinity, lack columns, or do not fit the policy's spaces;
+            or a `ReplayBuffer` has actions of another form.
+        FileNotFoundError: A path or data set does not exist.
     """
-    if isinstance(data, str | Path) or (isinstance(data, list | tuple) and data and isinstance(data[0], str | Path)):
+    is_list_of_paths = isinstance(data, list | tuple) and bool(data) and isinstance(data[0], str | Path)
+    if isinstance(data, str | Path) or is_list_of_paths:
         origin = origin or str(data)
         data = open_data(OfflineDataSection(input_=data))
     part = policy.acting[DEFAULT_MODULE_ID]
@@ -121,18 +127,19 @@ def offline_source(data: object, policy: Policy, origin: str = "") -> OfflineDat
 
 
 def _source(data: object, part: ActingPolicy, origin: str) -> OfflineData:
+    """Return data in the form from which gradient steps draw samples."""
     if isinstance(data, ReplayBuffer | OfflineRows):
         return data
     seed = RandomStreams(part.config.debugging.seed).seed("replay")
     if isinstance(data, OfflineDataset):
-        return OfflineRows(data, seed=seed, convert=partial(_to_learn_from, part=part, origin=origin))
+        return OfflineRows(data, seed=seed, convert=partial(_with_learned_actions, part=part, origin=origin))
     if not isinstance(data, SampleBatch):
         raise MalformedBufferError(
             f"the offline data are a {type(data).__name__}; give a ReplayBuffer, a SampleBatch, an OfflineDataset, "
             "the id of a Minari dataset, or the path of a file"
         )
     batch = SampleBatch({name: column for name, column in data.to_numpy().items() if name != Columns.INFOS})
-    batch = _to_learn_from(batch, part, origin)
+    batch = _with_learned_actions(batch, part, origin)
     if len(batch) and all(name in batch for name in REQUIRED):
         buffer = ReplayBuffer.from_batch(batch, gamma=part.config.training.gamma, seed=seed)
         buffer.action_form = part.action_form
@@ -140,21 +147,22 @@ def _source(data: object, part: ActingPolicy, origin: str) -> OfflineData:
     return OfflineRows(batch, seed=seed)
 
 
-def _to_learn_from(batch: SampleBatch, part: ActingPolicy, origin: str = "") -> SampleBatch:
-    """Return the batch with actions as the policy learns from them."""
+def _with_learned_actions(batch: SampleBatch, part: ActingPolicy, origin: str = "") -> SampleBatch:
+    """Return a batch with its actions converted to the form that the policy learns from."""
     _check_finite(batch, "the offline data")
     if Columns.ACTIONS not in batch:
         return batch
-    given = map_tree(np.asarray, batch[Columns.ACTIONS])
-    if isinstance(given, np.ndarray):
-        _check_action_shape(given, part.random_space, origin)
-    actions = part.from_env(given)
+    env_actions = map_tree(np.asarray, batch[Columns.ACTIONS])
+    if isinstance(env_actions, np.ndarray):
+        _check_action_shape(env_actions, part.random_space, origin)
+    actions = part.from_env(env_actions)
     _check_actions(actions, part)
     return SampleBatch({**dict(batch.items()), Columns.ACTIONS: actions})
 
 
 def _check_rows(source: OfflineData, part: ActingPolicy, required: tuple[str, ...]) -> None:
-    """Refuse data whose first row lacks columns or does not have the shapes of the policy's spaces."""
+    """Raise `MalformedBufferError` if the first row lacks columns, or does not have the shapes of the policy's
+    spaces."""
     row = source[source.indices()[:1]]
     missing = [name for name in required if name not in row]
     if missing:
@@ -170,79 +178,96 @@ def _check_rows(source: OfflineData, part: ActingPolicy, required: tuple[str, ..
             )
 
 
-def check_numbers(buffer: ReplayBuffer, what: str) -> None:
-    """Raise `MalformedBufferError` for a buffer with NaN anywhere, or infinity in what is learned from."""
+def check_numbers(buffer: ReplayBuffer, label: str) -> None:
+    """Raise `MalformedBufferError` for a buffer with NaN, or with infinity in a column that losses read.
+
+    `label`: name of the data at the beginning of the message.
+    """
     if buffer.hasnull():
-        raise MalformedBufferError(f"{what} have transitions with NaN; call dropnull() on the buffer first")
-    before = 0
+        raise MalformedBufferError(f"{label} have transitions with NaN; call dropnull() on the buffer first")
+    num_rows_before = 0
     for piece in buffer.pieces():
-        _check_finite(piece, what, before)
-        before += len(piece[Columns.REWARDS])
+        _check_finite(piece, label, num_rows_before)
+        num_rows_before += len(piece[Columns.REWARDS])
 
 
-def _check_finite(columns: Mapping[str, Any], what: str, before: int = 0) -> None:
-    """Refuse NaN and infinity; `before`: rows that were looked at before these."""
+def _check_finite(columns: Mapping[str, Any], label: str, num_rows_before: int = 0) -> None:
+    """Raise `MalformedBufferError` for NaN and infinity. `num_rows_before`: number of rows checked before these."""
     for name in REQUIRED:
-        for path, leaf in named_leaves(name, columns[name]) if name in columns else ():
-            where = first_not_finite(np.asarray(leaf))
-            if where is not None:
+        if name not in columns:
+            continue
+        for path, leaf in named_leaves(name, columns[name]):
+            index = first_not_finite(np.asarray(leaf))
+            if index is not None:
                 raise MalformedBufferError(
-                    f"{what} have {leaf[tuple(where)]} in column {path!r} (row {before + where[0]} of "
-                    f"{before + len(leaf)} looked at); only finite numbers are allowed: leave such rows out, or mend "
-                    "what wrote them"
+                    f"{label} have {leaf[tuple(index)]} in column {path!r} (row {num_rows_before + index[0]} of "
+                    f"{num_rows_before + len(leaf)} looked at); only finite numbers are allowed: leave such rows out, "
+                    "or fix what wrote them"
                 )
 
 
 def _dims(tree: Tree) -> Any:
+    """Return a tree of `Shape`s as a tree of their dimensions, without the dtypes."""
     if isinstance(tree, Shape):
         return tree.shape
-    return {k: _dims(v) for k, v in tree.items()} if isinstance(tree, dict) else tuple(_dims(part) for part in tree)
+    if isinstance(tree, dict):
+        return {name: _dims(part) for name, part in tree.items()}
+    return tuple(_dims(part) for part in tree)
 
 
 def _check_action_shape(column: np.ndarray, space: spaces.Space[Any], origin: str) -> None:
-    """Raise `MalformedBufferError` for rows of actions that are wider or narrower than those of `space`."""
+    """Raise `MalformedBufferError` unless the rows of a column of actions have the shape of `space`."""
     if isinstance(space, COMPOSITE):
         return
-    found, wanted = column.shape[1:], tuple(space.shape or ())
-    fits = found == wanted if isinstance(space, spaces.Discrete) else np.prod(found) == np.prod(wanted)
+    shape = column.shape[1:]
+    expected = tuple(space.shape or ())
+    if isinstance(space, spaces.Discrete):
+        fits = shape == expected
+    else:
+        # Actions may be flattened.
+        fits = np.prod(shape) == np.prod(expected)
     if not fits:
-        where = f"column 'actions' of the offline data{f' ({origin})' if origin else ''}"
+        suffix = f" ({origin})" if origin else ""
         raise MalformedBufferError(
-            f"{where} has rows of shape {found}, the policy's actions have shape {wanted} ({space}); give data of an "
-            "environment with the policy's actions"
+            f"column 'actions' of the offline data{suffix} has rows of shape {shape}, the policy's actions have shape "
+            f"{expected} ({space}); give data of an environment with the policy's actions"
         )
 
 
 def _check_actions(actions: Tree, part: ActingPolicy) -> None:
-    """Raise `MalformedBufferError` for actions that the policy cannot take."""
+    """Raise `MalformedBufferError` for actions, as learned from, that the policy cannot take."""
     (column,) = leaves(actions)
     space = part.action_space
     if isinstance(space, COMPOSITE):
-        parts = list(action_leaves(space))
-        for leaf, columns in zip(parts, np.split(column, np.cumsum(list(map(action_width, parts)))[:-1], axis=-1)):
-            _check_part(columns, leaf, part)
+        # The parts of a composite action are side by side in one row.
+        subspaces = list(action_leaves(space))
+        ends = np.cumsum([action_width(subspace) for subspace in subspaces])
+        for subspace, columns in zip(subspaces, np.split(column, ends[:-1], axis=-1)):
+            _check_part(columns, subspace, part)
     elif not isinstance(space, spaces.Discrete) or np.ndim(column) == 1:
         _check_part(column, space, part)
 
 
 def _check_part(column: np.ndarray, space: spaces.Space[Any], part: ActingPolicy) -> None:
+    """Raise `MalformedBufferError` for actions outside of a space, or of one part of a composite space."""
     if not len(column):
         return
     low, high = float(column.min()), float(column.max())
     if isinstance(space, spaces.Discrete):
-        num = int(space.n)
+        num_actions = int(space.n)
+        # In a composite action whole numbers are stored as floats, beside the numbers of other parts.
         kinds = "iuf" if isinstance(part.action_space, COMPOSITE) else "iu"
-        whole = column.dtype.kind in kinds and (column == np.rint(column)).all()
-        if not (whole and low >= 0 and high < num):
+        is_whole = column.dtype.kind in kinds and (column == np.rint(column)).all()
+        if not (is_whole and low >= 0 and high < num_actions):
             raise MalformedBufferError(
                 f"actions of the offline data are {column.dtype} from {low:g} to {high:g}, the policy's are whole "
-                f"numbers from 0 to {num - 1}"
+                f"numbers from 0 to {num_actions - 1}"
             )
     elif (
         isinstance(space, spaces.Box)
         and part.connectors.actions is not None
         and part.connectors.actions.rescales
-        and max(-low, high) > 1.001
+        and max(-low, high) > 1.001  # rounding may leave [-1, 1] a little
     ):
         raise MalformedBufferError(
             f"actions of the offline data reach from {low:g} to {high:g}, the policy's lie within [-1, 1] "

@@ -1,4 +1,4 @@
-"""A policy's gradient steps on samples of a replay buffer that lies on its learner's device."""
+"""Gradient steps of a policy on samples of a replay buffer on the learner's device."""
 
 from __future__ import annotations
 
@@ -13,53 +13,63 @@ from lockstep.replay import TensorReplay
 from lockstep.tracking.statistics import TrainingStats
 from lockstep.tracking.totals import merge_training_stats
 
-MOST_STEPS = 64
-"""gradient steps whose samples are drawn together where the order of drawing and learning changes nothing"""
-MOST_BYTES = 2**29
-"""of all these samples on a device, where there are several"""
+MAX_STEPS_PER_DRAW = 64
+"""Largest number of gradient steps whose samples are drawn at once, if a step does not change the next samples."""
+MAX_BYTES_PER_DRAW = 2**29
+"""Largest size in bytes of samples that are drawn at once on a device for several gradient steps."""
 
 
 class TensorLearningPolicy(Protocol):
-    """A policy, as far as its updates from a tensor replay know it (`Policy`, which is above this file)."""
+    """The part of `Policy` that updates from a `TensorReplay` use. `Policy` itself imports this module."""
 
     learner_group: LearnerGroup
     timesteps: dict[str, int]
 
     def training_stats(self, results: dict[str, Any], started: float) -> TrainingStats:
-        """Return statistics of the update that gave `results` and began at `started` (`time.perf_counter`)."""
+        """Return the statistics of an update with these results, which began at `started` (`time.perf_counter`)."""
         ...
 
 
 def update_from_tensors(
     policy: TensorLearningPolicy, sample_size: int, buffer: TensorReplay, steps: int
 ) -> TrainingStats:
-    """Take gradient steps, each on a fresh sample, and return their statistics.
+    """Take gradient steps, each on a new sample, and return their statistics.
 
-    As many are one launch as `steps_at_once` says. The first launch may be under way, see `launch_update`.
+    One launch takes as many steps as `steps_per_draw` returns. `launch_update` may have begun the first launch already.
+
+    Args:
+        policy: The policy.
+        sample_size: Number of transitions of a sample.
+        buffer: The replay buffer.
+        steps: Number of gradient steps.
 
     Raises:
-        ValueError: an empty buffer, no sample size, or no steps.
+        ValueError: The buffer is empty, or `sample_size` or `steps` is not a whole number above 0.
     """
     check_whole("repeat", steps, 1)
     check_whole("sample_size", sample_size, 1)
     if len(buffer) == 0:
         raise ValueError("the replay buffer is empty; collect before the update")
-    learner, parts = policy.learner_group.learner, []
-    at_once = steps_at_once(sample_size, buffer)
-    for start in range(0, steps, at_once):
-        started, now = time.perf_counter(), min(at_once, steps - start)
-        results = learner.device_update.run_steps(buffer, now, sample_size, UpdateOptions(policy.timesteps))
-        seconds = results[ALL_MODULES]["seconds_gradient_steps"]  # longer, where it was launched before
-        parts.append(policy.training_stats(results, min(started, time.perf_counter() - seconds)))
-    return parts[0] if len(parts) == 1 else merge_training_stats(parts)
+    learner = policy.learner_group.learner
+    steps_per_launch = steps_per_draw(sample_size, buffer)
+    stats: list[TrainingStats] = []
+    for start in range(0, steps, steps_per_launch):
+        started = time.perf_counter()
+        num_steps = min(steps_per_launch, steps - start)
+        results = learner.device_update.run_steps(buffer, num_steps, sample_size, UpdateOptions(policy.timesteps))
+        # The first launch may have begun before this call.
+        seconds = results[ALL_MODULES]["seconds_gradient_steps"]
+        stats.append(policy.training_stats(results, min(started, time.perf_counter() - seconds)))
+    return stats[0] if len(stats) == 1 else merge_training_stats(stats)
 
 
 def launch_update(policy: TensorLearningPolicy, sample_size: int, buffer: TensorReplay, steps: int) -> None:
-    """Begin the first launch of the update that `update_from_tensors` is called for next, and do not wait for it."""
-    now, options = min(steps_at_once(sample_size, buffer), steps), UpdateOptions(policy.timesteps)
-    policy.learner_group.learner.device_update.launch_steps(buffer, now, sample_size, options)
+    """Begin the first launch of the next `update_from_tensors` with the same arguments, without waiting for it."""
+    num_steps = min(steps_per_draw(sample_size, buffer), steps)
+    options = UpdateOptions(policy.timesteps)
+    policy.learner_group.learner.device_update.launch_steps(buffer, num_steps, sample_size, options)
 
 
-def steps_at_once(sample_size: int, buffer: TensorReplay) -> int:
-    """Return how many gradient steps draw their samples together."""
-    return min(MOST_STEPS, max(1, MOST_BYTES // (sample_size * buffer.row_bytes)))
+def steps_per_draw(sample_size: int, buffer: TensorReplay) -> int:
+    """Return the number of gradient steps whose samples are drawn at once."""
+    return min(MAX_STEPS_PER_DRAW, max(1, MAX_BYTES_PER_DRAW // (sample_size * buffer.row_bytes)))

@@ -191,7 +191,7 @@ class VectorStepper(Stepper):
         if self.memory is not None:
             act = self.memory.act
             step = self.memory.wrap_step(step)
-        elif self.store is not None and self.store.takes_logp and getattr(self.policy, "learns_meanwhile", False):
+        elif self.store is not None and self.store.takes_logp and getattr(self.policy, "has_update_in_flight", False):
             act = self._recording_act(self._part, self.store)
         if self.exploring is not None:
             act = self.exploring.wrap_act(act)

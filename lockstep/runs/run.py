@@ -130,7 +130,7 @@ class Run:
         else:
             self.write_summary()
             # The result's policy is used in this process, but its learners may be Ray actors that `close` ends.
-            trainer.policy.bring_home()
+            trainer.policy.use_local_learner()
         finally:
             trainer.close()
         return TrainResult(trainer.policy, info, self.folder.path, self.sources)

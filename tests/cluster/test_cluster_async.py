@@ -34,7 +34,7 @@ def trained(num_runners, max_lag, num_envs, on_epoch=None, num_learners=0, fixed
                 on_epoch(trainer, epoch)
     finally:
         trainer.train_collector.close()
-        trainer.policy.bring_home()
+        trainer.policy.use_local_learner()
     return trainer
 
 

@@ -72,7 +72,7 @@ def trained(disturbs):
     finally:
         chaos.is_over.set()
         trainer.train_collector.close()
-        trainer.policy.bring_home()
+        trainer.policy.use_local_learner()
     weights = torch.cat([p.detach().reshape(-1) for p in trainer.policy.module.parameters()]).numpy()
     return weights, stats, chaos.killed
 

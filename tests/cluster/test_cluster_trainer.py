@@ -204,7 +204,7 @@ def run_game(num_learners=0, num_env_runners=0, env=CountingGame, **multi_agent)
     trainer = config.build_trainer()
     try:
         stats = [(e.train_collect_stat, e.test_collect_stat) for e in trainer.run().history]
-        trainer.policy.bring_home()
+        trainer.policy.use_local_learner()
     finally:
         trainer.close()
     history = [(train.agent_returns, test.agent_returns) for train, test in stats]
@@ -271,7 +271,7 @@ def test_a_run_of_samples_with_two_learners_is_the_run_with_one(algorithm, clust
             config.env_runners(num_envs_per_env_runner=2, rollout_fragment_length=4)
         trainer = config.build_trainer()
         history = [epoch.test_collect_stat.returns.tolist() for epoch in trainer]
-        trainer.policy.bring_home()
+        trainer.policy.use_local_learner()
         return history, trainer.policy
 
     obs = rng.normal(2.0, 3.0, (rows + 1, 3 if box else 4)).astype(np.float32)
@@ -297,5 +297,5 @@ def test_a_policy_of_remote_learners_needs_config_and_group_only(cluster):
         policy.load_state_dict(source.state_dict())
         np.testing.assert_array_equal(policy.compute_actions(obs), source.compute_actions(obs))
         assert all(torch.equal(value, source.state_dict()[name]) for name, value in policy.state_dict().items())
-        with pytest.raises(RuntimeError, match="bring_home"):
+        with pytest.raises(RuntimeError, match="use_local_learner"):
             policy.to("cpu")

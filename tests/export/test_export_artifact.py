@@ -568,7 +568,7 @@ def test_a_network_of_ones_own_that_picks_actions_and_begins_with_a_state(tmp_pa
     card = card_of(folder)
     assert card["state"] == [{"name": "state_in_left", "shape": [1], "dtype": "float32", "initial": [3.0]}]
     actor = runpy.run_path(str(folder / "act.py"))["Actor"](folder)
-    policy, obs, state, seen = part.twin(), np.float32([0.1, -0.2, 0.3, 0.0]), None, set()
+    policy, obs, state, seen = part.with_new_history(), np.float32([0.1, -0.2, 0.3, 0.0]), None, set()
     for _ in range(6):
         expected, state = policy.compute_single_action(obs, state)
         assert actor.act(obs) == expected

@@ -403,7 +403,7 @@ def test_replay_is_filled_while_an_asynchronous_update_runs(algorithm):
         collector.collect(n_step=64, random=True)
         batch = collector.buffer.sample(64)
         policy.learner_group.update_from_batch(batch, async_update=True, num_epochs=40, minibatch_size=8)
-        assert policy.learns_meanwhile
+        assert policy.has_update_in_flight
         collector.collect(n_step=16)
         policy.learner_group.drain()
     assert len(collector.buffer) == 80

@@ -251,7 +251,7 @@ def test_an_update_needs_rows_and_their_number():
 
 
 def test_samples_of_large_observations_are_drawn_one_after_the_other(monkeypatch):
-    monkeypatch.setattr(tensor_updates, "MOST_BYTES", 2 * 16 * 33 + 5)
+    monkeypatch.setattr(tensor_updates, "MAX_BYTES_PER_DRAW", 2 * 16 * 33 + 5)
     trainer = steps(config_of(update_per_step=5 / (5 * B)).build_trainer(), 3)
     assert trainer.gradient_step == 5
     assert len(trainer.policy.learner_group.learner.device_update.sampled["obs"]) == 16  # 2, 2, and 1
