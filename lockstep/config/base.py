@@ -157,8 +157,8 @@ EQUIVALENT_NAMES = {
     "max_num_env_runner_restarts": "max_env_runner_restarts",
     "restart_failed_sub_environments": "restart_failed_envs",
 }
-"""Names of options in other libraries, with their names here. Of several names, separated by spaces, an algorithm has
-one."""
+"""Names of options in other libraries, with their names here. A value may list several names, separated by spaces: an
+algorithm has one of them."""
 
 
 class BaseConfig:
@@ -236,7 +236,7 @@ class BaseConfig:
         if self.is_off_policy:
             section_classes["replay"] = ReplaySection
         self.join_sections({name: section_class() for name, section_class in section_classes.items()})
-        # Past `__setattr__`, which sets options.
+        # Bypasses `__setattr__`, which sets options.
         object.__setattr__(self, "_frozen", False)
 
     # -- sections ---
@@ -253,12 +253,12 @@ class BaseConfig:
 
     @property
     def has_memory(self) -> bool:
-        """Whether the configuration gives a network a memory. A class of the user's own may have one nevertheless."""
+        """Whether the configuration gives a network a memory. It cannot tell for a class of the user's own."""
         return any(map(self.rl_module.remembers, self.module_specs().values()))
 
     @property
     def has_surely_no_memory(self) -> bool:
-        """Whether no network can have a memory, which is unknown for a class of the user's own."""
+        """Whether every network is known to have no memory. False for a class of the user's own."""
         return all(self.rl_module.remembers(spec) is False for spec in self.module_specs().values())
 
     @property
@@ -602,15 +602,14 @@ class BaseConfig:
         return {module_id: specs.get(module_id) or spec or RLModuleSpec() for module_id in policies}
 
     def declared_spaces(self) -> Spaces | None:
-        """Return the spaces of all modules `({module_id: space}, {module_id: space})` if each spec has its own, or
-        None.
+        """Return the spaces of all modules, each as a dict by module id, or None if a spec lacks its own spaces.
 
         The spaces in the spec of a single agent's module stand for those of the environment, unless these are
         configured or connectors change them.
         """
         section = self.environment
         are_configured = section.observation_space is not None and section.action_space is not None
-        if not self._modules_are_named and (are_configured or self._connectors_are_between):
+        if not self._modules_are_named and (are_configured or self._connectors_change_spaces):
             return None
         pairs = {mid: (spec.observation_space, spec.action_space) for mid, spec in self.module_specs().items()}
         if any(None in pair for pair in pairs.values()):
@@ -618,7 +617,7 @@ class BaseConfig:
         return split_spaces(pairs)
 
     @property
-    def _connectors_are_between(self) -> bool:
+    def _connectors_change_spaces(self) -> bool:
         """Whether connectors may give a module other spaces than those of the environment."""
         runners = self.env_runners
         are_configured = runners.env_to_module_connector is not None or runners.module_to_env_connector is not None
@@ -644,8 +643,11 @@ class BaseConfig:
         """
         declared: dict[str, Spaces] = {}
         for module_id, spec in self.module_specs().items():
-            has_spaces = self._modules_are_named
-            declared[module_id] = (spec.observation_space, spec.action_space) if has_spaces else (None, None)
+            # The spec of a single agent's module has no spaces of its own here: connectors may change the
+            # environment's.
+            declared[module_id] = (None, None)
+            if self._modules_are_named:
+                declared[module_id] = (spec.observation_space, spec.action_space)
         if not any(None in pair for pair in declared.values()):
             return declared
 
@@ -972,7 +974,7 @@ class BaseConfig:
         if section.num_learners == 0:
             return LearnerGroup(self.build_learner(env, spaces), section)
         self.validate()
-        if self._connectors_are_between:
+        if self._connectors_change_spaces:
             # So that an error of the user's connectors is raised here, and not in another process.
             for pair in self.spaces_by_module(env, spaces).values():
                 self.build_connectors(*pair)
@@ -1064,7 +1066,7 @@ class BaseConfig:
 
     def join_sections(self, sections: Mapping[str, Section]) -> None:
         """Make these the sections of this configuration."""
-        # Past `__setattr__`, which sets options. As attributes, the sections are found without `__getattr__`.
+        # Bypasses `__setattr__`, which sets options. As attributes, the sections are found without `__getattr__`.
         object.__setattr__(self, "sections", {name: section.join(self) for name, section in sections.items()})
         self.__dict__.update(self.sections)
 

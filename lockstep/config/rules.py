@@ -13,7 +13,6 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from lockstep.config.base import BaseConfig
-from lockstep.learner.config import AgentMapping
 from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.options.schedules import stages_of
 from lockstep.rollout.callbacks import misspelt_event, overridden_events
@@ -230,7 +229,7 @@ def _mapped_ids(policy_mapping_fn: object) -> set[str]:
     """Return the module ids in the mappings of all stages of the run. Functions may return any id, so they add none."""
     module_ids: set[str] = set()
     for mapping in _mappings(policy_mapping_fn):
-        if isinstance(mapping, AgentMapping):
+        if isinstance(mapping, Mapping):  # an `AgentMapping`
             module_ids.update(mapping.values())
     return module_ids
 

@@ -64,7 +64,7 @@ class Distribution(ABC):
 
         Args:
             inputs: `[N, input_size]`.
-            args: None.
+            args: No positional arguments are accepted.
             static: Keywords of the concrete class.
 
         Raises:

@@ -36,7 +36,7 @@ _NO_MOMENTS = torch.empty(0, 3, dtype=torch.float64)
 
 
 class GlobalReduction(NamedTuple):
-    """Numbers of all learners that share a batch, and their sum, for means over the rows of every learner."""
+    """Link to the other learners that share a batch, for means over the rows of all learners."""
 
     moments: Tensor
     """`[K, 3]` float64, the `moments` of the advantages of each of K learners."""

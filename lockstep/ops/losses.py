@@ -281,8 +281,8 @@ def mixture_huber_loss(quantiles: Tensor, targets: Tensor, *, kappa: float = 1.0
 class _MixtureHuber(torch.autograd.Function):
     """Quantile Huber loss from sums over four groups of targets around each quantile.
 
-    As the targets are sorted, three places in a row of targets cut it into the groups: further than `kappa` below the
-    quantile, near below it, near above it, and further above. Within a group the loss is a polynomial of the target, so
+    Three cuts divide the sorted targets into the groups: more than `kappa` below the quantile, up to `kappa` below it,
+    up to `kappa` above it, and more than `kappa` above it. Within a group the loss is a polynomial of the target, so
     the number, the sum and the sum of squares of its targets are enough.
     """
 

@@ -78,14 +78,14 @@ class Section(Generic[ConfigT]):
 
     def join(self, config: ConfigT) -> Self:  # type: ignore[misc]
         """Attach this section to `config`, and return the section."""
-        # Past `__setattr__`: also a frozen section may be attached.
+        # Bypasses `__setattr__`, because a frozen section may be attached as well.
         object.__setattr__(self, "_config", config)
         return self
 
     def change(self, options: Mapping[str, object]) -> ConfigT:
         """Set options and return the configuration.
 
-        The configuration sets them, because its messages suggest the sections that have an unknown option.
+        The configuration sets them, because its message about an unknown option suggests options of other sections.
         """
         config: ConfigT = self.__dict__["_config"]
         config.set_section(self.name, options)  # type: ignore[attr-defined]
@@ -147,7 +147,7 @@ class Section(Generic[ConfigT]):
         """
 
     def check_schedules(self, steps: Sequence[int]) -> None:
-        """Check the values of all schedules that are functions at `steps`, before a run that would stop there.
+        """Check the values at `steps` of all schedules that are functions, so that a run does not stop there.
 
         Raises:
             ValueError: A function returns a value that `Schedule` refuses.
@@ -180,7 +180,7 @@ class Section(Generic[ConfigT]):
         # An object in the memo of `deepcopy` counts as copied already, so it is shared.
         memo = {id(options[name]): options[name] for name in self.shared}
         new = object.__new__(type(self))
-        # Past `__setattr__`, for speed: the values were checked when they were set.
+        # Bypasses `__setattr__` for speed: the values were checked when they were set.
         for name, value in options.items():
             vars(new)[name] = value if type(value) in _IMMUTABLE_TYPES else copy.deepcopy(value, memo)
         return new
@@ -190,7 +190,7 @@ class Section(Generic[ConfigT]):
 
 
 def _limits_of(section: type, name: str) -> Limits:
-    """Return the limits of an option: those that the nearest class with a declaration of them has.
+    """Return the limits that the section or its nearest base class declares for an option.
 
     So a subclass that only changes the default keeps the limits.
     """

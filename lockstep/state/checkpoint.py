@@ -28,7 +28,7 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from lockstep._version import __version__
 from lockstep.state.replace import (
@@ -93,7 +93,8 @@ class _SharedFile:
             os.link(self.path, path)
         except OSError:
             return False
-        # Checked after the link, which another process cannot replace: `self.path` may have been between the two steps.
+        # Checked at the new name, which no other process replaces. A check of `self.path` before the link could be
+        # outdated by then.
         status = path.stat()
         if (status.st_ino, status.st_mtime_ns) == (self.inode, self.changed_ns):
             return True
@@ -229,10 +230,11 @@ def write_checkpoint(
         temporary = temporary_sibling(target)
         temporary.mkdir()
         files: dict[str, dict[str, Any]] = {}
+        sealed: list[_WrittenTree] = []
         for folder, tree in folders.items():
             for part in folder.split("/") if folder else ():
                 _check_name(part, f"folder {folder!r}")
-            _write_folder(temporary, folder, tree, files)
+            sealed += _write_folder(temporary, folder, tree, files)
 
         # The manifests come after all files, whose checksums they hold.
         facts = {
@@ -251,8 +253,9 @@ def write_checkpoint(
         sync_tree(temporary)
         move_into_place(temporary, target)
 
-        # After the rename, because the files are remembered by their final paths.
-        _remember_sealed(target, folders, files)
+        # Sealed trees remember their files for the next checkpoint. After the rename, because these are final paths.
+        for written in sealed:
+            written.tree.remember_files(target / written.base, written.entries)
     except StateTypeError as error:
         raise CheckpointError(f"cannot write checkpoint {target}: {error}") from error
     except RecursionError as error:
@@ -488,8 +491,24 @@ def _check_name(name: object, what: str) -> None:
         )
 
 
-def _write_folder(root: Path, folder: str, tree: Mapping[str, Any], files: dict[str, dict[str, Any]]) -> None:
-    """Write a tree to a folder below `root`, and add size and SHA-256 of each of its files to `files`, by name."""
+class _WrittenTree(NamedTuple):
+    """Sealed tree that was written to a checkpoint."""
+
+    tree: SealedTree
+    base: str
+    """Name of its files without suffix, in the checkpoint."""
+    entries: dict[str, dict[str, Any]]
+    """Size and SHA-256 of its files by suffix."""
+
+
+def _write_folder(
+    root: Path, folder: str, tree: Mapping[str, Any], files: dict[str, dict[str, Any]]
+) -> list[_WrittenTree]:
+    """Write a tree to a folder below `root`, and return the sealed trees in it.
+
+    Size and SHA-256 of each file are added to `files`, by name.
+    """
+    sealed = []
     directory = root / folder
     directory.mkdir(parents=True, exist_ok=True)
     for key, value in tree.items():
@@ -497,15 +516,14 @@ def _write_folder(root: Path, folder: str, tree: Mapping[str, Any], files: dict[
         if key == PurePosixPath(MANIFEST).stem:
             raise CheckpointError(f"the key {key!r} is taken by the checkpoint's own manifest: use another name")
         base = f"{folder}/{key}" if folder else key
-        written = None
         if isinstance(value, SealedTree):
-            written = value.link_to(root / base)
-            if written is None:
-                written = _write_value(root / base, key, value.content())
+            entries = value.link_to(root / base) or _write_value(root / base, key, value.content())
+            sealed.append(_WrittenTree(value, base, entries))
         else:
-            written = _write_value(root / base, key, value)
-        for suffix, entry in written.items():
+            entries = _write_value(root / base, key, value)
+        for suffix, entry in entries.items():
             files[f"{base}{suffix}"] = entry
+    return sealed
 
 
 def _write_value(base: Path, key: str, value: object) -> dict[str, dict[str, Any]]:
@@ -526,22 +544,6 @@ def _write_value(base: Path, key: str, value: object) -> dict[str, dict[str, Any
         chunks = tensor_file_chunks(arrays)
         written[".safetensors"] = _write_file(base.with_name(f"{base.name}.safetensors"), chunks)
     return written
-
-
-def _remember_sealed(
-    target: Path, folders: Mapping[str, Mapping[str, Any]], files: Mapping[str, dict[str, Any]]
-) -> None:
-    """Let each `SealedTree` remember its files in the checkpoint `target`, for the next checkpoint to share."""
-    for folder, tree in folders.items():
-        for key, value in tree.items():
-            if not isinstance(value, SealedTree):
-                continue
-            base = f"{folder}/{key}" if folder else key
-            entries = {}
-            for suffix in (".json", ".safetensors"):
-                if f"{base}{suffix}" in files:
-                    entries[suffix] = files[f"{base}{suffix}"]
-            value.remember_files(target / base, entries)
 
 
 def _is_flat(value: object) -> bool:
