@@ -1,4 +1,4 @@
-"""Portable artefacts of a policy: raw observation in, the environment's action out, in ONNX or torch's own form."""
+"""Portable artefacts of a policy, in ONNX or torch's own format: from a raw observation to the environment's action."""
 
 from lockstep.export.artifact import Origin, export_policies, exported_in
 from lockstep.export.exported import ExportedPolicy, load_export, read_card

@@ -1,4 +1,4 @@
-"""`export_policies`: one folder with all that acting needs, proven to act as the policy does before it is there."""
+"""`export_policies`: write a folder with everything that acting needs, after a proof that it acts like the policy."""
 
 from __future__ import annotations
 
@@ -28,17 +28,21 @@ from lockstep.ops.distributions import Bernoulli, Categorical, Composite, DiagGa
 from lockstep.state.replace import clear_stale, move_into_place, temporary_sibling
 from lockstep.state.trust import SIGNATURE, signature_of
 
-ACT, README = "act.py", "README.md"
-DRAWN: Mapping[type[Distribution], str] = {
+ACT = "act.py"
+README = "README.md"
+NOISE_METHODS: Mapping[type[Distribution], str] = {
     Categorical: "gumbel",
     Bernoulli: "logistic",
     DiagGaussian: "standard_normal",
 }
-"""the method of numpy's generators that draws the noise of a distribution"""
+"""Method of numpy's generators that draws the noise of each distribution."""
 
 
 class ExportablePart(Acting, Protocol):
-    """What is exported: a network and the connectors around it. It acts in the proof, so it is of the export's own."""
+    """Protocol of a part to export: a network and the connectors around it.
+
+    It acts in the proof, which changes its memory, so it must not be shared with a running policy.
+    """
 
     module: RLModule
     connectors: ModuleConnectors
@@ -48,12 +52,12 @@ class ExportablePart(Acting, Protocol):
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a policy comes from, for its card."""
+    """Origin of a policy: facts for its card, and its environments."""
 
     facts: Mapping[str, Any]
-    """algorithm, environment, environment steps (`steps`), returns of an evaluation, versions"""
+    """Algorithm, environment, environment steps (`steps`), returns of an evaluation, versions."""
     make_envs: Callable[[int], VectorBoundary] | None = None
-    """makes environments to prove the artefact in; None: there are none, it is proven with random observations"""
+    """Function that makes a number of environments for the proof. None: the proof uses random observations."""
 
 
 def export_policies(
@@ -66,18 +70,24 @@ def export_policies(
     file_format: str = "onnx",
     deterministic: bool = True,
 ) -> Path:
-    """Write an artefact to the folder `path` and return it; one that is there already is replaced.
+    """Write an artefact that maps raw observations to the environment's actions, and return its folder.
 
-    It takes raw observations and gives the environment's actions: the most likely ones, or without `deterministic`
-    those that an input `noise` selects. Before it is put in its place, 10,000 observations go through the policy and
-    through the written file. `parts` has one part, or with `in_folders` several, each of which gets a folder of its
-    name. `save(path)` writes the policy's checkpoint, with which a new run can begin; one that cannot be saved is left
-    out.
+    Before the folder appears, 10,000 observations go through the policy and through the written file, and the actions
+    are compared. After an error nothing is left.
+
+    Args:
+        parts: The part to export; with `in_folders` several parts by module id.
+        path: Folder to write. An artefact that is there already is replaced.
+        origin: Facts for the card, and environments for the proof.
+        save: Function that writes the policy's checkpoint to a path, from which a new run can begin. If it raises
+            `ValueError`, the artefact has no checkpoint.
+        in_folders: Write each part to a folder of its name.
+        file_format: `"onnx"` or `"torch"`.
+        deterministic: Take the most likely actions. Otherwise an input `noise` selects them.
 
     Raises:
-        ExportError: what cannot be exported and why, or an artefact that acts otherwise than the policy; nothing is
-            left then.
-        ValueError: another format, or a folder with other files.
+        ExportError: a part cannot be exported, or the artefact acts differently from the policy.
+        ValueError: the format is unknown, or the folder holds other files.
         ImportError: packages that the format needs are missing.
     """
     if file_format not in get_args(Format):
@@ -93,7 +103,7 @@ def export_policies(
             folder.mkdir(exist_ok=True)
             _write(part, folder, origin, cast(Format, file_format), draws=not deterministic)
         if save is not None:
-            with suppress(ValueError):  # options that cannot be saved: a function without a name, say
+            with suppress(ValueError):  # an option that cannot be saved, such as a function without a name
                 save(temporary / CHECKPOINT)
         move_into_place(temporary, target)
     finally:
@@ -102,14 +112,17 @@ def export_policies(
 
 
 def _write(part: ExportablePart, folder: Path, origin: Origin, file_format: Format, draws: bool) -> None:
-    """Write the files of one artefact, and prove them."""
+    """Write the files of one artefact after the proof."""
     graph = ActingGraph(part.module, part.connectors, part.observation_space, part.action_space, draws=draws)
     file = folder / FILES[file_format]
     write(graph, file, file_format)
+
     card = {"format": file_format, "file": file.name, "sha256": sha256_of(file), **_describe_graph(graph, origin)}
     card["versions"] = {**card["versions"], **versions_of(file_format)}
     if file_format in EVALUATED:
         card[SIGNATURE] = signature_of(signed_part(card))
+
+    # The proof reads the artefact from its files, so they are written before and the card once more after it.
     _write_card(folder / CARD, card)
     card["parity"] = Proof(part, ExportedPolicy(folder, trust=True), graph).run(origin.make_envs).to_dict()
     _write_card(folder / CARD, card)
@@ -119,16 +132,19 @@ def _write(part: ExportablePart, folder: Path, origin: Origin, file_format: Form
 
 
 def checked_target(path: str | Path) -> Path:
-    """Return the folder to write to. `ValueError` where something else than an export is in the way."""
+    """Return the folder to write to. `ValueError` if it exists and is neither empty nor an export."""
     target = Path(path).absolute()
     if target.suffix in (".onnx", ".pt", ".pt2"):
         raise ValueError(f"{path} is the name of a file; give a folder, {target.with_suffix('').name}/ for example")
-    if target.exists() and not (target.is_dir() and (any(exported_in(target)) or not any(target.iterdir()))):
-        raise ValueError(f"{path} exists and is no export; give another folder")
+    if target.exists():
+        is_replaceable = target.is_dir() and (any(exported_in(target)) or not any(target.iterdir()))
+        if not is_replaceable:
+            raise ValueError(f"{path} exists and is no export; give another folder")
     return target
 
 
 def _describe_graph(graph: ActingGraph, origin: Origin) -> dict[str, Any]:
+    """Return the entries of a card that describe a graph: what a program without Lockstep needs to run it."""
     names = (port.name for port in graph.actions)
     return {
         **origin.facts,
@@ -137,7 +153,7 @@ def _describe_graph(graph: ActingGraph, origin: Origin) -> dict[str, Any]:
         "action_space": describe_space(graph.action_space),
         "observation": [port.to_dict() for port in graph.observations],
         "reads_reward": any(port.name == "reward" for port in graph.extra),
-        "noise": _drawn(graph.dist.dist_class, graph.dist.static) if graph.draws else [],
+        "noise": _noise_draws(graph.dist.dist_class, graph.dist.static) if graph.draws else [],
         "state": [port.to_dict() for port in graph.states],
         "outputs": graph.output_names,
         "actions": [port.to_dict() for port in graph.actions],
@@ -145,11 +161,14 @@ def _describe_graph(graph: ActingGraph, origin: Origin) -> dict[str, Any]:
     }
 
 
-def _drawn(dist_class: type[Distribution], static: Mapping[str, Any]) -> list[list[Any]]:
-    """Return how the noise is drawn: method of numpy's generator and number of numbers, part after part."""
+def _noise_draws(dist_class: type[Distribution], static: Mapping[str, Any]) -> list[list[Any]]:
+    """Return how to draw the noise: `[method of numpy's generators, number of values]` for each part."""
     if dist_class is Composite:
-        return [each for part in static["parts"] for each in _drawn(*part)]
-    for known, method in DRAWN.items():
+        draws = []
+        for part in static["parts"]:
+            draws += _noise_draws(*part)
+        return draws
+    for known, method in NOISE_METHODS.items():
         if issubclass(dist_class, known):
             return [[method, dist_class.noise_size(**static)]]
     raise ExportError(
@@ -159,21 +178,21 @@ def _drawn(dist_class: type[Distribution], static: Mapping[str, Any]) -> list[li
 
 
 def _as_lists(space: Space[Any], tree: Tree) -> Any:
-    """Return the tree of names in JSON: a Dict as an object, a Tuple as a list."""
+    """Return a tree of names for JSON: a Dict as an object, a Tuple as a list."""
     if isinstance(space, spaces.Dict):
         return {key: _as_lists(part, tree[key]) for key, part in space.spaces.items()}
-    return (
-        [_as_lists(part, each) for part, each in zip(space.spaces, tree)] if isinstance(space, spaces.Tuple) else tree
-    )
+    if isinstance(space, spaces.Tuple):
+        return [_as_lists(part, name) for part, name in zip(space.spaces, tree)]
+    return tree
 
 
 def _write_card(path: Path, card: Mapping[str, Any]) -> None:
-    # Not `tracking.records.write_json`: bounds of spaces stay numbers here, infinite ones too.
+    # Not `tracking.records.write_json`: strict JSON has no infinite numbers, and bounds of spaces must stay numbers.
     path.write_text(json.dumps(card, indent=2) + "\n")
 
 
 def exported_in(path: Path) -> Iterator[Path]:
-    """Yield the artefacts in a folder: itself, or one for each module of several agents."""
+    """Yield the folders of the artefacts in a folder: itself, or one for each module of several agents."""
     if (path / CARD).exists():
         yield path
     else:

@@ -1,4 +1,4 @@
-"""`ExportedPolicy`: acts with an artefact from its files alone, many rows at once."""
+"""`ExportedPolicy`: an artefact that acts from its files alone, for many rows at once."""
 
 from __future__ import annotations
 
@@ -17,98 +17,119 @@ from lockstep.export.formats import FILES, read
 from lockstep.export.graph import NOISE, REWARD, STATE_IN, STATE_OUT, ExportError
 from lockstep.state.trust import HOW_TO_TRUST, SIGNATURE, UntrustedError, is_signature, trusts_files
 
-CARD, CHECKPOINT = "card.json", "checkpoint"
-"""beside the artefact: what it is, and the policy that it was made of, from which a new run can begin"""
+CARD = "card.json"
+"""File that describes the artefact."""
+CHECKPOINT = "checkpoint"
+"""Folder with the checkpoint of the policy, from which a new run can begin."""
 ONNX = ".onnx"
 EVALUATED = ("torch",)
-"""Formats whose files can run code where they are loaded."""
+"""Formats whose files can run code when they are loaded."""
 NOISES = ("gumbel", "logistic", "standard_normal")
 """Methods of numpy's generators that draw the noise of an export."""
 MAX_ELEMENTS = 2**28
-"""Numbers of an observation, a state or the noise of one row, at most."""
+"""Largest number of values in an observation, a state or the noise of one row."""
 
 
 class ExportedPolicy:
-    """Acts for rows of observations `[B, ...]` as the policy did that was exported.
+    """Policy from an artefact, which acts on rows of observations `[B, ...]` like the exported policy.
 
-    `card` has what `card.json` says. What is remembered of a row (a recurrent state, a stack of frames) follows it from
-    call to call, until `reset`.
+    The memory of each row (a recurrent state, a stack of frames) is kept from call to call until `reset`.
+
+    Attributes:
+        card: Content of `card.json`.
+        rng: Generator of the noise that selects actions.
     """
 
     def __init__(self, folder: str | Path, *, trust: bool = False) -> None:
-        """Read an artefact. See `load_export`."""
+        """Read an artefact; see `load_export`."""
         self.folder = Path(folder)
         self.card = read_card(self.folder)
         path = self.folder / self.card["file"]
         _check_card(self.card, path)
         _check_trusted(self.card, path, trust)
+
+        # The order of the inputs is that of `ActingGraph.inputs`.
         names = [str(port["name"]) for port in self.card["observation"]]
-        names += [REWARD] * self.card["reads_reward"] + [NOISE] * bool(self.card["noise"])
-        self._run = read(path, [*names, *(str(port["name"]) for port in self.card["state"])])
+        if self.card["reads_reward"]:
+            names.append(REWARD)
+        if self.card["noise"]:
+            names.append(NOISE)
+        names += [str(port["name"]) for port in self.card["state"]]
+        self._run = read(path, names)
         self._state: dict[str, np.ndarray] | None = None
+        """State of each row, `{name: [B, ...]}`. None before the first call."""
         self.rng = np.random.default_rng()
 
     def reset(self, rows: Indices = None) -> None:
-        """Begin episodes in these rows (an index or several); None: in all, whose number may be another then."""
+        """Begin new episodes in the given rows, or in all rows. After the latter, the number of rows may change."""
         if rows is None:
             self._state = None
         elif self._state is not None:
-            for name, initial in self._initial(1).items():
+            for name, initial in self._initial_state(1).items():
                 self._state[name][rows] = initial
 
     def compute_actions(
         self, observations: Tree, rewards: np.ndarray | None = None, noise: np.ndarray | None = None
     ) -> Any:
-        """Return the environment's actions `[B, ...]`, built like the action space.
+        """Return the environment's actions `[B, ...]`, with the structure of the action space.
 
-        `rewards` `[B]` are those of the step before, for a policy that reads them; `noise` `[B, D]` takes the place of
-        what is drawn here.
+        Args:
+            observations: Raw observations `[B, ...]`.
+            rewards: Rewards `[B]` of the step before, for a policy that reads them. Defaults to zeros.
+            noise: Noise `[B, D]` that selects the actions. By default it is drawn from `rng`.
+
+        Raises:
+            ValueError: the policy would refuse an observation.
         """
-        found = dict(zip(self.card["outputs"], self._run(self.inputs_of(observations, rewards, noise))))
-        self._state = {port["name"]: found[_state_out(port)].copy() for port in self.card["state"]}
-        return _built(self.card["action"], found)
+        outputs = dict(zip(self.card["outputs"], self._run(self.inputs_of(observations, rewards, noise))))
+        self._state = {port["name"]: outputs[_state_out(port)].copy() for port in self.card["state"]}
+        return _action_from(self.card["action"], outputs)
 
     def draw_noise(self, number: int) -> np.ndarray:
-        """Draw the numbers `[number, D]` that select the actions of rows."""
-        drawn = [getattr(self.rng, kind)(size=(number, size)) for kind, size in self.card["noise"]]
-        return np.concatenate(drawn, axis=1).astype(np.float32)
+        """Draw the noise `[number, D]` for that many rows."""
+        parts = [getattr(self.rng, method)(size=(number, size)) for method, size in self.card["noise"]]
+        return np.concatenate(parts, axis=1).astype(np.float32)
 
     def inputs_of(self, observations: Tree, rewards: np.ndarray | None, noise: np.ndarray | None) -> dict[str, Any]:
-        """Return all inputs of the next call by name, with what is remembered of each row."""
+        """Return all inputs of the next call by name, the state of each row included."""
         inputs = {port["name"]: _leaf(observations, port) for port in self.card["observation"]}
         number = len(next(iter(inputs.values())))
         if self.card["reads_reward"]:
             inputs[REWARD] = np.zeros(number, np.float32) if rewards is None else np.asarray(rewards, np.float32)
         if self.card["noise"]:
             inputs[NOISE] = self.draw_noise(number) if noise is None else noise
-        return {**inputs, **(self._initial(number) if self._state is None else self._state)}
+        inputs |= self._initial_state(number) if self._state is None else self._state
+        return inputs
 
-    def _initial(self, number: int) -> dict[str, np.ndarray]:
-        return {
-            port["name"]: np.broadcast_to(np.asarray(port["initial"], port["dtype"]), (number, *port["shape"])).copy()
-            for port in self.card["state"]
-        }
+    def _initial_state(self, number: int) -> dict[str, np.ndarray]:
+        """Return the state of that many rows at the start of an episode."""
+        state = {}
+        for port in self.card["state"]:
+            initial = np.asarray(port["initial"], port["dtype"])
+            state[port["name"]] = np.broadcast_to(initial, (number, *port["shape"])).copy()
+        return state
 
 
 def load_export(folder: str | Path, *, trust: bool = False) -> ExportedPolicy:
-    """Return what acts with an artefact.
+    """Return the policy of an artefact.
 
-    torch evaluates expressions in a torch export (`.pt2`), so it is loaded only with `trust=True` (or
-    `LOCKSTEP_TRUST=1`) or where the same user has written it. An ONNX file is data and needs neither.
+    Loading a torch export (`.pt2`) can run code, since torch evaluates expressions in it. So it is loaded only with
+    `trust=True` (or `LOCKSTEP_TRUST=1`), or if the same user has written it. An ONNX file is data and needs neither.
 
     Raises:
-        ExportError: a file that is missing or damaged, by name.
-        UntrustedError: a torch export that somebody else has written.
+        ExportError: a file is missing or damaged; names it.
+        UntrustedError: the artefact is a torch export of somebody else.
     """
     return ExportedPolicy(folder, trust=trust)
 
 
 def signed_part(card: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the signature of an export covers: its file, by the checksum."""
+    """Return the part of a card that its signature covers: the checksum, and with it the file."""
     return {"export": card["sha256"]}
 
 
 def _check_trusted(card: Mapping[str, Any], path: Path, trust: bool) -> None:
+    """Raise `UntrustedError` for a file that can run code and that neither the caller trusts nor the user signed."""
     if path.suffix == ONNX or trusts_files(trust) or is_signature(signed_part(card), card.get(SIGNATURE), path):
         return
     raise UntrustedError(
@@ -118,23 +139,26 @@ def _check_trusted(card: Mapping[str, Any], path: Path, trust: bool) -> None:
 
 
 def _check_card(card: Mapping[str, Any], path: Path) -> None:
-    """Raise `ExportError` for a card that asks for what no export of Lockstep has."""
+    """Raise `ExportError` unless a card has only values that exports of Lockstep have.
+
+    A card may come from a stranger: it names a method to call and sizes to allocate.
+    """
     try:
-        names = [port["name"] for part in ("observation", "state", "actions") for port in card[part]]
-        sizes = [math.prod(port["shape"]) for part in ("observation", "state", "actions") for port in card[part]]
+        ports = [*card["observation"], *card["state"], *card["actions"]]
+        sizes = [math.prod(port["shape"]) for port in ports]
         sizes.append(sum(size for _, size in card["noise"]))
         is_sound = (
             card["file"] in FILES.values()
-            and all(isinstance(name, str) for name in names)
+            and all(isinstance(port["name"], str) for port in ports)
             and all(0 <= size <= MAX_ELEMENTS for size in sizes)
-            and all(kind in NOISES for kind, _ in card["noise"])
+            and all(method in NOISES for method, _ in card["noise"])
             and all(np.dtype(port["dtype"]).kind in "biuf" for port in (*card["observation"], *card["state"]))
             and all(isinstance(port["path"], list) for port in card["observation"])
             and isinstance(card["reads_reward"], bool)
             and card["outputs"] == [*(port["name"] for port in card["actions"]), *map(_state_out, card["state"])]
             and set(_leaves(card["action"])) <= set(card["outputs"])
         )
-        for port in card["state"]:
+        for port in card["state"]:  # raises where the initial value does not fit the shape
             np.broadcast_to(np.asarray(port["initial"], port["dtype"]), port["shape"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ExportError(f"{path.parent / CARD} is damaged ({error}); export the policy again") from error
@@ -146,10 +170,11 @@ def _check_card(card: Mapping[str, Any], path: Path) -> None:
 
 
 def read_card(folder: Path) -> dict[str, Any]:
-    """Return the card of an artefact whose file is as it was written; `ExportError` otherwise."""
+    """Return the card of an artefact, after a check of its file; `ExportError` if either is missing or damaged."""
     try:
         card = dict(json.loads((folder / CARD).read_text()))
-        path, expected = folder / card["file"], card["sha256"]
+        path = folder / card["file"]
+        expected = card["sha256"]
     except FileNotFoundError as error:
         raise ExportError(
             f"{folder} is no export: it has no {CARD}; give the folder that policy.export wrote"
@@ -158,10 +183,10 @@ def read_card(folder: Path) -> dict[str, Any]:
         raise ExportError(f"{folder / CARD} is damaged ({error}); export the policy again") from error
     if not path.is_file():
         raise ExportError(f"{path} is missing; export the policy again")
-    found = sha256_of(path)
-    if found != expected:
+    digest = sha256_of(path)
+    if digest != expected:
         raise ExportError(
-            f"{path} is damaged: its SHA-256 is {found[:12]}..., and {CARD} says {str(expected)[:12]}...; export the "
+            f"{path} is damaged: its SHA-256 is {digest[:12]}..., and {CARD} says {str(expected)[:12]}...; export the "
             "policy again"
         )
     return card
@@ -173,32 +198,33 @@ def sha256_of(path: Path) -> str:
 
 
 def _leaf(observations: Tree, port: Mapping[str, Any]) -> np.ndarray:
-    """Return one input `[B, ...]` from observations. `ValueError` for what the policy would refuse too."""
-    low, high = port.get("low", -np.inf), port.get("high", np.inf)
+    """Return one input `[B, ...]` from observations; `ValueError` for values that the policy would refuse."""
+    low = port.get("low", -np.inf)
+    high = port.get("high", np.inf)
     try:
         for key in port["path"]:
             observations = observations[key]
-        given = np.asarray(observations)
-        with np.errstate(all="ignore"):  # what a cast changes is compared below
-            array = np.ascontiguousarray(given, port["dtype"])
-        if given.dtype.kind in "biuf" and given.shape[1:] == tuple(port["shape"]) and given.ndim > 0:
-            is_kept = array.dtype.kind == "f" or np.array_equal(array, given)
+        values = np.asarray(observations)
+        with np.errstate(all="ignore"):  # changes by the cast are compared below
+            array = np.ascontiguousarray(values, port["dtype"])
+        if values.dtype.kind in "biuf" and values.shape[1:] == tuple(port["shape"]) and values.ndim > 0:
+            is_unchanged = array.dtype.kind == "f" or np.array_equal(array, values)
             is_inside = (array >= low) & (array <= high)  # False for NaN
-            if is_kept and is_inside.all():
+            if is_unchanged and is_inside.all():
                 return array
     except (LookupError, TypeError, ValueError, ArithmeticError):
-        pass
+        pass  # the message below names the part
     shape = f"[{', '.join(map(str, ('B', *port['shape'])))}]"
     raise ValueError(f"{port['name']} must be {port['dtype']} {shape} from {low} to {high}; not {observations!r:.150}")
 
 
 def _state_out(port: Mapping[str, str]) -> str:
-    """Return the name of the output that has the state after a step."""
+    """Return the name of the output with the next state of a port."""
     return STATE_OUT + port["name"].removeprefix(STATE_IN)
 
 
 def _leaves(tree: object) -> Iterator[object]:
-    """Yield the names of outputs that actions are built from."""
+    """Yield the names in the tree of an action."""
     if isinstance(tree, Mapping | list):
         for part in tree.values() if isinstance(tree, Mapping) else tree:
             yield from _leaves(part)
@@ -206,7 +232,10 @@ def _leaves(tree: object) -> Iterator[object]:
         yield tree
 
 
-def _built(tree: Tree, found: Mapping[str, np.ndarray]) -> Any:
+def _action_from(tree: Tree, outputs: Mapping[str, np.ndarray]) -> Any:
+    """Return the action whose tree of output names is `tree`. Lists of the card become tuples."""
     if isinstance(tree, Mapping):
-        return {key: _built(part, found) for key, part in tree.items()}
-    return tuple(_built(part, found) for part in tree) if isinstance(tree, list) else found[tree]
+        return {key: _action_from(part, outputs) for key, part in tree.items()}
+    if isinstance(tree, list):
+        return tuple(_action_from(part, outputs) for part in tree)
+    return outputs[tree]

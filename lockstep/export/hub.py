@@ -1,4 +1,4 @@
-"""Policies as the Hugging Face Hub has them: a folder with a checkpoint and a model card, up and down."""
+"""Upload and download of policies for the Hugging Face Hub: folders with a checkpoint and a model card."""
 
 from __future__ import annotations
 
@@ -14,18 +14,26 @@ from lockstep.export.model_card import pretrained_card
 from lockstep.state.replace import clear_stale, move_into_place, temporary_sibling
 from lockstep.tracking.records import write_json
 
-CONFIG, README = "config.json", "README.md"
+CONFIG = "config.json"
+README = "README.md"
 
 
 def write_pretrained(path: str | Path, facts: Mapping[str, Any], save: Callable[[Path], Any]) -> Path:
-    """Write the folder at once and return it; one that was written before is replaced.
+    """Write a folder for the Hub, and return it. The folder appears when it is complete; an older one is replaced.
 
-    `facts` go into `config.json` and the model card; `save(path)` writes the checkpoint. `ValueError` where something
-    else is in the way.
+    Args:
+        path: Folder to write.
+        facts: Entries of `config.json`, from which the model card is made as well.
+        save: Function that writes the checkpoint to a path.
+
+    Raises:
+        ValueError: the folder exists and holds other files.
     """
     target = Path(path).absolute()
-    if target.exists() and not (target.is_dir() and ((target / CHECKPOINT).exists() or not any(target.iterdir()))):
-        raise ValueError(f"{path} exists and holds something else; give another folder")
+    if target.exists():
+        is_replaceable = target.is_dir() and ((target / CHECKPOINT).exists() or not any(target.iterdir()))
+        if not is_replaceable:
+            raise ValueError(f"{path} exists and holds something else; give another folder")
     target.parent.mkdir(parents=True, exist_ok=True)
     clear_stale(target.parent)
     temporary = temporary_sibling(target)
@@ -41,7 +49,11 @@ def write_pretrained(path: str | Path, facts: Mapping[str, Any], save: Callable[
 
 
 def pretrained_checkpoint(name_or_path: str | Path, **options: object) -> Path:
-    """Return the checkpoint in a folder, or in a repository of the Hub, which is downloaded."""
+    """Return the path of the checkpoint in a folder, or in a repository of the Hub after its download.
+
+    Raises:
+        ValueError: there is no such folder, or it has no checkpoint.
+    """
     path = Path(name_or_path)
     if not path.exists():
         if path.is_absolute() or len(path.parts) != 2:
@@ -58,7 +70,7 @@ def pretrained_checkpoint(name_or_path: str | Path, **options: object) -> Path:
 
 
 def upload_pretrained(save: Callable[[Path], Path], repo_id: str, **options: object) -> str:
-    """Upload the folder that `save(path)` writes, and return the repository's address."""
+    """Upload the folder that `save(path)` writes, and return the address of the repository."""
     hub = _hub()
     api = hub.HfApi(token=options.pop("token", None))
     with tempfile.TemporaryDirectory() as parent:
@@ -69,6 +81,7 @@ def upload_pretrained(save: Callable[[Path], Path], repo_id: str, **options: obj
 
 
 def _hub() -> Any:
+    """Return the package huggingface_hub; `ImportError` says what to install."""
     try:
         return importlib.import_module("huggingface_hub")
     except ImportError as error:

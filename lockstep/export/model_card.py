@@ -1,4 +1,4 @@
-"""The model card: what an artefact or a saved policy is, for people and for the Hugging Face Hub."""
+"""Model cards (README.md) of artefacts and saved policies, for people and for the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lockstep.state.markup import markdown_code, markdown_text, number_text, one
 
 
 def model_card(card: Mapping[str, Any]) -> str:
-    """Return README.md for what `card.json` says of an export."""
+    """Return README.md for an export with the given `card.json`."""
     lines = [*front_matter(card), f"# {markdown_text(title(card))}", "", *_origin(card), ""]
     lines += ["## Inputs and outputs", "", "The batch size B is free.", "", "| name | shape | dtype |", "|---|---|---|"]
     lines += [_port_row(port["name"], port["shape"], port["dtype"]) for port in card["observation"]]
@@ -20,21 +20,20 @@ def model_card(card: Mapping[str, Any]) -> str:
         lines.append(_port_row("noise", [sum(size for _, size in card["noise"])], "float32"))
     lines += [_port_row(port["name"], port["shape"], port["dtype"]) for port in card["state"]]
     lines += [_port_row(f"{port['name']} (output)", port["shape"], port["dtype"]) for port in card["actions"]]
-    lines += [
-        _port_row(f"{port['name'].replace('_in_', '_out_', 1)} (output)", port["shape"], port["dtype"])
-        for port in card["state"]
-    ]
+    for port in card["state"]:
+        output_name = port["name"].replace("_in_", "_out_", 1)
+        lines.append(_port_row(f"{output_name} (output)", port["shape"], port["dtype"]))
     lines += ["", *_use(card), "## Proof", "", _proof(card["parity"]), ""]
     return "\n".join(lines)
 
 
 def title(card: Mapping[str, Any]) -> str:
-    """Return the heading."""
+    """Return the heading of a card: algorithm and environment."""
     return one_line(f"{str(card['algorithm']).upper()} on {card['environment']}")
 
 
 def front_matter(card: Mapping[str, Any]) -> list[str]:
-    """Return the lines that the Hub reads; strings are quoted as JSON, which YAML is a superset of."""
+    """Return the YAML lines that the Hub reads. Strings are quoted as JSON, which is valid YAML."""
     environment = json.dumps(str(card["environment"]))
     lines = ["---", "library_name: lockstep", "tags:", "- reinforcement-learning"]
     lines += [f"- {json.dumps(str(card['algorithm']))}", f"- {environment}"]
@@ -54,6 +53,7 @@ def front_matter(card: Mapping[str, Any]) -> list[str]:
 
 
 def _origin(card: Mapping[str, Any]) -> list[str]:
+    """Return lines that say where the policy comes from and how good it is."""
     version = markdown_text(card["versions"]["lockstep"])
     algorithm = markdown_text(card["algorithm"])
     lines = [f"A policy trained with Lockstep {version} ({algorithm}, {card['steps']:,} steps)."]
@@ -64,6 +64,7 @@ def _origin(card: Mapping[str, Any]) -> list[str]:
 
 
 def _use(card: Mapping[str, Any]) -> list[str]:
+    """Return the section that says how to act with the artefact."""
     if card["format"] != "onnx":
         return [
             "## Use",
@@ -89,6 +90,7 @@ def _use(card: Mapping[str, Any]) -> list[str]:
 
 
 def _proof(parity: Mapping[str, Any]) -> str:
+    """Return a sentence with the result of the proof."""
     kind = "observations of the environment" if parity["source"] == "environment" else "random observations"
     text = f"{parity['observations']:,} {kind} went through the policy and through this file, and gave the same actions"
     if parity["largest_difference"]:
@@ -114,7 +116,11 @@ def pretrained_card(facts: Mapping[str, Any]) -> str:
         "## Use",
         "",
         "```python",
+        "from lockstep import Policy",
+        "",
+        "policy = Policy.from_pretrained(folder_or_repository)",
+        "action = policy.compute_single_action(observation)",
+        "```",
+        "",
     ]
-    lines += ["from lockstep import Policy", "", "policy = Policy.from_pretrained(folder_or_repository)"]
-    lines += ["action = policy.compute_single_action(observation)", "```", ""]
     return "\n".join(lines)

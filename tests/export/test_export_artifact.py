@@ -399,7 +399,7 @@ def test_choices_equal_in_float32_are_counted_and_others_are_mismatches():
     inputs = {"obs": np.zeros((2, 4), np.float32)}
     proof, rows = parity.Proof(policy.acting["default_policy"], None, graph), np.array([True, False])
     proof.judge(inputs, np.array([0, 0]), np.array([1, 0]), rows)
-    assert proof.found.ties == 1
+    assert proof.parity.ties == 1
     with pytest.raises(ExportError, match="2 instead of 0"):
         proof.judge(inputs, np.array([0, 0]), np.array([2, 0]), rows)
 
@@ -414,7 +414,7 @@ def test_ties_of_a_network_with_memory_are_counted(memory):
     inputs = {port.name: port.rows(2) for port in graph.inputs}
     proof, rows = parity.Proof(policy.acting["default_policy"], None, graph), np.array([True, False])
     proof.judge(inputs, np.array([0, 0]), np.array([1, 0]), rows)
-    assert proof.found.ties == 1
+    assert proof.parity.ties == 1
     with pytest.raises(ExportError, match="2 instead of 0"):
         proof.judge(inputs, np.array([0, 0]), np.array([2, 0]), rows)
 
