@@ -232,8 +232,8 @@ class Proof:
         return ExportError(
             f"the exported {type(self.graph.module).__name__} acts otherwise than the policy: "
             f"{map_tree(value, actions)} instead of {map_tree(value, expected)} for {int(rows.sum())} of {len(rows)} "
-            "observations; a network or connector of your own that reads the values of tensors, draws random numbers or "
-            "depends on the number of rows cannot be exported. Nothing was written"
+            "observations; a network or connector of your own that reads the values of tensors, draws random numbers "
+            "or depends on the number of rows cannot be exported. Nothing was written"
         )
 
 
