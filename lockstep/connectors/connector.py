@@ -127,7 +127,7 @@ class Connector(ABC):
         """Begin episodes in some rows: earlier calls no longer count there.
 
         Args:
-            env_index: Index, indices or flags of the rows. None stands for all rows, whose number may change then.
+            env_index: Index or indices of the rows. None stands for all rows, whose number may change then.
         """
         return
 

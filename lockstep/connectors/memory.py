@@ -36,7 +36,7 @@ class RowMemory(Connector):
 
     @abstractmethod
     def _forget(self, rows: npt.NDArray[Any]) -> None:
-        """Begin episodes in some rows, given by indices or flags."""
+        """Begin episodes in some rows, given by their indices."""
 
     def _check_rows(self, number: int) -> None:
         """Raise `ValueError` if the number of rows has changed without a `reset`."""

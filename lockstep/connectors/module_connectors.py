@@ -25,7 +25,8 @@ from lockstep.options.checks import check_number
 def is_connector(value: object) -> TypeGuard[Connector]:
     """Return whether `value` is a connector.
 
-    `RescaleActions` is in a lower folder than `Connector` and so no subclass, but has the methods of one of actions.
+    `RescaleActions` has the methods of a connector of actions. It is not a subclass of `Connector`, because it is in a
+    lower folder.
     """
     return isinstance(value, Connector | RescaleActions)
 
@@ -255,9 +256,9 @@ class NormalizeRewards:
         return moments
 
     def normalize_tensors(self, rewards: torch.Tensor, dones: torch.Tensor) -> torch.Tensor:
-        """Do as a call for tensors on a device, without making the host wait.
+        """Add rewards on a device to the statistics, and return them scaled, without making the host wait.
 
-        The statistics change on the device only, until `copy_from_device` is called.
+        The statistics change on the device only. `copy_from_device` copies them to the host.
 
         Args:
             rewards: `[T, B]`.
@@ -406,9 +407,10 @@ class ModuleConnectors:
         return self.rewards.scale(trajectories.rewards)
 
     def learning_rewards_on_device(self, rollout: TensorRollout) -> torch.Tensor:
-        """Do as `learning_rewards` for a rollout on a device, which the host does not wait for.
+        """Add the rewards of a rollout on a device to the statistics, and return the scaled ones `[T, B]`.
 
-        Sums are taken in another order than in `learning_rewards`, so the last digits differ.
+        The host does not wait for the device. Sums are taken in another order than in `learning_rewards`, so the last
+        digits differ.
         """
         return (
             rollout.rewards if self.rewards is None else self.rewards.normalize_tensors(rollout.rewards, rollout.cuts)

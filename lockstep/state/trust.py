@@ -56,11 +56,10 @@ HOW_TO_TRUST = f"pass trust=True (on the command line --trust, for jobs that a s
 SIGNATURE = "signature"
 """Key of a dict whose value is the signature over the names and arguments in the dict."""
 SIGNATURES = "signatures.json"
-"""Name of a file with the signatures of files below its folder, which `lockstep trust` writes. Files that were written
-without a key hold none themselves."""
+"""Name of a file that `lockstep trust` writes: signatures of those files below its folder that hold none themselves."""
 
 SCRIPT = "script"
-"""Key of a configuration whose value are the sources of objects that the script defined."""
+"""Key of a configuration that holds the sources of objects which the script defined."""
 CLASS_KEYS = ("module_class", "learner_class", "class")
 """Keys whose text names a class and never another object."""
 NAME_KEYS = ("__import__", "encoder", "env", "rl_module_spec", *CLASS_KEYS)
@@ -68,7 +67,7 @@ NAME_KEYS = ("__import__", "encoder", "env", "rl_module_spec", *CLASS_KEYS)
 ARGUMENT_KEYS = ("env_config", "encoder_config", "optimizer_kwargs", "learner_config_dict", "evaluation_config")
 """Keys whose value is an argument of a named object, which may do anything with it."""
 PETTINGZOO = ("pettingzoo", "mpe2")
-"""Packages of environments whose modules a file may name. Each has a function `env` or `parallel_env`."""
+"""Packages of environments whose modules a file may name. Each module has a function `env` or `parallel_env`."""
 KNOWN_ENVIRONMENTS = ("ALE/", "MinAtar/", "lockstep/", "tensor/", *(f"{package}." for package in PETTINGZOO))
 """Beginnings of the ids and module names of environments that need no trust: Lockstep knows their packages."""
 
@@ -228,7 +227,7 @@ def _user_key(*, create: bool) -> bytes | None:
 def _read_key(path: Path) -> bytes | None:
     """Return the key in a file that only the user can read and write, or None for any other file.
 
-    A key that others can write is worthless: they could sign files in the user's name.
+    A key that others know or can replace is worthless: they could sign files in the user's name.
     """
     try:
         # No symbolic link: it may lead to another user's file.
