@@ -43,16 +43,16 @@ FEW = 5
 class Comparison:
     """Comparison of two sets of scores, `first` and `second`, on the same tasks.
 
-    If there are several tasks, or a scale, all scores are scaled: 0 is the low end of the task's scale and 1 its high
-    end.
+    If there are several tasks, or a scale, the statistics are computed from scaled scores, with 0 at the low end of the
+    task's scale and 1 at its high end.
     """
 
     labels: tuple[str, str]
     """Names of both sides."""
     first: Scores
-    """Scores of the first side."""
+    """Scores of the first side, not scaled."""
     second: Scores
-    """Scores of the second side."""
+    """Scores of the second side, not scaled."""
     scale: Mapping[str, tuple[float, float]]
     """Low and high end by task; empty for scores that are not scaled."""
     iqms: tuple[Interval, Interval]
@@ -90,16 +90,17 @@ class Comparison:
             meaning = f"{better} is better: the interval of the difference leaves out 0"
         else:
             meaning = "not told apart by these runs: the interval of the difference holds 0"
-        ends = [f"{task} {value_text(low)} to {value_text(high)}" for task, (low, high) in self.scale.items()]
-        return {
-            "compared": f"{first} against {second}",
-            **self.settings,
-            **({"scaled": f"to 0 and 1: {', '.join(ends)}"} if ends else {}),
-            "difference": f"{self.difference} between interquartile means",
-            "improvement": f"{self.improvement} is the probability that a run of the first is better",
-            "so": meaning,
-            **{f"note {number}": note for number, note in enumerate(self.notes, start=1)},
-        }
+
+        facts = {"compared": f"{first} against {second}", **self.settings}
+        if self.scale:
+            ends = [f"{task} {value_text(zero)} to {value_text(one)}" for task, (zero, one) in self.scale.items()]
+            facts["scaled"] = f"to 0 and 1: {', '.join(ends)}"
+        facts["difference"] = f"{self.difference} between interquartile means"
+        facts["improvement"] = f"{self.improvement} is the probability that a run of the first is better"
+        facts["so"] = meaning
+        for number, note in enumerate(self.notes, start=1):
+            facts[f"note {number}"] = note
+        return facts
 
     def markdown(self) -> str:
         """Return the table and the results in words as Markdown."""

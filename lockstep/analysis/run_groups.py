@@ -69,8 +69,8 @@ def group_runs(
 ) -> list[RunGroup]:
     """Divide runs into groups of equal settings, in the order in which they first appear.
 
-    Runs of different algorithms never share a group. Runs of one algorithm are in different groups if an option differs
-    that also differs between its runs in one and the same environment: an option that only follows the environment
+    Runs of different algorithms never share a group. The groups of one algorithm are distinguished by the options that
+    differ between its runs in the same environment. An option that differs only from one environment to another
     distinguishes nothing.
 
     Args:
@@ -101,19 +101,26 @@ def group_runs(
         members.setdefault(key, []).append(run)
         options[key] = ", ".join(_option_texts(paths, values, objects))
 
-    algorithms = [of_group[0].algo.upper() for of_group in members.values()]
-    names = [f"{algorithm} {text}".strip() for algorithm, text in zip(algorithms, options.values())]
+    return _labelled_groups(list(members.values()), list(options.values()), labels)
+
+
+def _labelled_groups(
+    members: Sequence[Sequence[RunFolder]], options: Sequence[str], labels: Sequence[str]
+) -> list[RunGroup]:
+    """Return groups with labels, given the runs of each group and a text of its options."""
+    algorithms = [of_group[0].algo.upper() for of_group in members]
+    names = [f"{algorithm} {text}".strip() for algorithm, text in zip(algorithms, options)]
     if labels and len(labels) != len(members):
         raise ValueError(
             f"{len(labels)} labels for {len(members)} groups of runs; give one for each of: {'; '.join(names)}"
         )
     if labels or max(map(len, names)) <= MAX_LABEL:
         titles = _distinct(list(labels) or names)
-        return [RunGroup(title, tuple(of_group)) for title, of_group in zip(titles, members.values())]
+        return [RunGroup(title, tuple(of_group)) for title, of_group in zip(titles, members)]
 
     numbers: Counter[str] = Counter()
     groups = []
-    for algorithm, text, of_group in zip(algorithms, options.values(), members.values()):
+    for algorithm, text, of_group in zip(algorithms, options, members):
         numbers[algorithm] += 1
         label = f"{algorithm} {numbers[algorithm]}" if algorithms.count(algorithm) > 1 else algorithm
         groups.append(RunGroup(label, tuple(of_group), text))
