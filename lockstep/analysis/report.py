@@ -46,6 +46,7 @@ MAX_EMBEDDED_BYTES = 8 * 2**20
 """Size of a video above which it is linked instead of embedded."""
 MAX_PAGE_BYTES = 40 * 2**20
 """Size of all embedded videos together."""
+_STAGE_COLOURS = ("#4E79A7", "#F28E2B", "#59A14F", "#E15759", "#B07AA1", "#9C755F", "#76B7B2", "#EDC948")
 _OPEN_ROWS = 20
 """Number of rows above which a table of settings is folded."""
 
@@ -353,9 +354,9 @@ def _times(groups: Sequence[RunGroup], data_of: Mapping[Path, _RunData]) -> str:
             for stage, (seconds, share) in stage_seconds(summary).items():
                 colour = stages.setdefault(stage, _STAGE_COLOURS[len(stages) % len(_STAGE_COLOURS)])
                 text = html.escape(f"{stage}: {seconds:.1f} s, {share:.0%}")
-                words = f"{share:.0%}" if share >= 0.07 else ""  # a narrower part has no room for a number
+                number = f"{share:.0%}" if share >= 0.07 else ""  # a narrower part has no room for it
                 style = f"width:{100 * share:.2f}%;background:{colour}"
-                bars.append(f'<span style="{style}" title="{text}">{words}</span>')
+                bars.append(f'<span style="{style}" title="{text}">{number}</span>')
             name = f"{_coloured_label(group, groups)}, {html.escape(run.env)}, seed {html.escape(str(run.seed))}"
             rows.append(f'<div class="run">{name}</div><div class="bar">{"".join(bars)}</div>')
     if not rows:
@@ -365,9 +366,6 @@ def _times(groups: Sequence[RunGroup], data_of: Mapping[Path, _RunData]) -> str:
         for stage, colour in stages.items()
     )
     return f'<div class="stages">{legend}</div><div class="times">{"".join(rows)}</div>'
-
-
-_STAGE_COLOURS = ("#4E79A7", "#F28E2B", "#59A14F", "#E15759", "#B07AA1", "#9C755F", "#76B7B2", "#EDC948")
 
 
 def _videos(runs: Sequence[RunFolder], folder: Path) -> str:

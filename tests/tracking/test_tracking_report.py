@@ -89,14 +89,14 @@ def test_the_page_says_what_differs_how_runs_ended_and_where_time_went(runs: lis
     text = page.read_text()
     assert "<h1>&lt;Rates&gt;</h1>" in text
     assert "5 runs on CartPole-v1, Pole-v0." in text
-    differs = text_of(section_of(page, "What differs")).split()
+    differs = text_of(section_of(page, "Differences")).split()
     assert differs[differs.index("training.lr") :][:3] == ["training.lr", "1", "4"]
-    assert "version: torch" in section_of(page, "What differs")
+    assert "version: torch" in section_of(page, "Differences")
     finals = " ".join(text_of(section_of(page, "Final evaluations")).split())
     assert "CartPole-v1 PPO lr=4 2 18,000 16,000 to 20,000 18,000 18,000 16,000 20,000" in finals
     assert "not ended" in finals
     assert f"{runs[0].path.name} PPO lr=1 CartPole-v1 0 4,000 4,000 ± 1 4,000 400 10 s max_epoch" in finals
-    times = section_of(page, "Where the time went")
+    times = section_of(page, "Time by stage")
     assert times.count('class="bar"') == 4
     assert "width:50.00%" in times
     assert 'title="environment: 5.0 s, 50%"' in times
@@ -154,7 +154,7 @@ def test_a_video_is_a_file_of_the_run_and_its_link_a_path(runs: list[RunFolder],
 
 def test_equal_runs_differ_in_nothing(runs: list[RunFolder], tmp_path: Path) -> None:
     page = write_report(paths(runs[:2]), tmp_path / "report.html")
-    assert "Nothing but seeds." in section_of(page, "What differs")
+    assert "Nothing but seeds." in section_of(page, "Differences")
 
 
 def test_small_videos_are_embedded_and_others_linked(
