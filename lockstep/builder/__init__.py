@@ -1,4 +1,4 @@
-"""`AlgorithmConfig`: a whole configuration, and what builds policies, collectors and runners from it."""
+"""`AlgorithmConfig`: the configuration of a run, and the builders of its policy, collectors and env runners."""
 
 from lockstep.builder.algorithm_config import AlgorithmConfig
 

@@ -1,4 +1,5 @@
-"""What a run needs around its policy where there is one agent, and where there are several."""
+"""Builders of environments, collectors and env runners: for one agent (`SingleAgentParts`), and for several
+(`MultiAgentParts`)."""
 
 from __future__ import annotations
 
@@ -17,52 +18,62 @@ from lockstep.rollout import Collector, CollectorLike, EnvRunner, MultiAgentColl
 from lockstep.rollout.env_runner import MultiAgentEnvRunner
 
 EnvsT = TypeVar("EnvsT")
-"""What is stepped together: `VectorBoundary` or `AgentEnvs`."""
+"""Environments that are stepped together: `VectorBoundary` or `AgentEnvs`."""
 
 
 class AgentParts(ABC, Generic[EnvsT]):
-    """Builds the environments of a run, and what steps them and stores their steps.
+    """Base class of the builders of environments, collectors and env runners.
 
-    Here the builders choose between one agent and several, but for tensor environments, which are of one agent.
+    Only here builders distinguish between one agent and several, except for tensor environments, which always have one.
     """
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
 
     @classmethod
-    def of(cls, config: RunConfig, several: bool) -> AgentParts[Any]:
-        """Return the parts for several agents, or for one."""
-        return PartsOfAgents(config) if several else PartsOfOneAgent(config)
+    def of(cls, config: RunConfig, is_multi_agent: bool) -> AgentParts[Any]:
+        """Return the builder for several agents, or for one."""
+        return MultiAgentParts(config) if is_multi_agent else SingleAgentParts(config)
 
     @abstractmethod
     def check(self) -> None:
-        """Raise `ValueError` for options that do not go with these agents, before anything is started."""
+        """Raise `ValueError` for options that are not allowed with this number of agents, before processes are
+        started."""
 
     @abstractmethod
     def make_envs(self, num_envs: int) -> EnvsT:
-        """Make the environments, as the configuration does."""
+        """Construct the environments of the configuration."""
 
     @abstractmethod
     def build_collector(self, policy: Policy, envs: EnvsT, options: Mapping[str, Any]) -> CollectorLike:
-        """Build the collector that steps these environments in this process."""
+        """Build the collector that steps these environments in this process.
+
+        `options`: keyword arguments of the collector.
+        """
 
     @abstractmethod
     def build_runner(self, spaces: Spaces, options: Mapping[str, Any]) -> EnvRunner:
-        """Build an env runner with environments of its own."""
+        """Build an env runner and its environments.
+
+        Args:
+            spaces: Observation space and action space of the policy.
+            options: Keyword arguments of the runner.
+        """
 
     def _acting_policy(self, spaces: Spaces, module_id: str = DEFAULT_MODULE_ID) -> ActingPolicy:
+        """Return a policy for a runner, with a new network. It gets its weights before it acts."""
         module, connectors = self.config.build_acting_parts(spaces, module_id)
         return ActingPolicy(self.config, module, connectors, observation_space=spaces[0], action_space=spaces[1])
 
 
-class PartsOfOneAgent(AgentParts[VectorBoundary]):
-    """Builds what steps environments of one agent."""
+class SingleAgentParts(AgentParts[VectorBoundary]):
+    """Builder of environments, collectors and env runners for one agent."""
 
     def check(self) -> None:
-        """Refuse nothing: the configuration's rules are for one agent."""
+        """Do nothing: the general rules of the configuration are those for one agent."""
 
     def make_envs(self, num_envs: int) -> VectorBoundary:
-        """Make a vector of environments."""
+        """Construct a vector of environments."""
         return self.config.make_envs(num_envs)
 
     def build_collector(self, policy: Policy, envs: VectorBoundary, options: Mapping[str, Any]) -> CollectorLike:
@@ -76,15 +87,15 @@ class PartsOfOneAgent(AgentParts[VectorBoundary]):
         return EnvRunner(acting, envs, with_states=self.config.is_off_policy, **options)
 
 
-class PartsOfAgents(AgentParts[AgentEnvs]):
-    """Builds what steps environments of several agents, whose parts are mappings by module id."""
+class MultiAgentParts(AgentParts[AgentEnvs]):
+    """Builder of environments, collectors and env runners for several agents."""
 
     def check(self) -> None:
-        """Raise `ValueError` for options with which no trainer is built for several agents."""
+        """Raise `ValueError` for options that are not allowed with several agents."""
         self.config.check_several_agents()
 
     def make_envs(self, num_envs: int) -> AgentEnvs:
-        """Make environments that are stepped side by side."""
+        """Construct environments that are stepped side by side."""
         return self.config.make_agent_envs(num_envs)
 
     def build_collector(self, policy: Policy, envs: AgentEnvs, options: Mapping[str, Any]) -> CollectorLike:
@@ -92,7 +103,7 @@ class PartsOfAgents(AgentParts[AgentEnvs]):
         return MultiAgentCollector(policy, envs, **options)
 
     def build_runner(self, spaces: Spaces, options: Mapping[str, Any]) -> EnvRunner:
-        """Build a `MultiAgentEnvRunner`. `spaces` are mappings by module id."""
+        """Build a `MultiAgentEnvRunner`. `spaces` are dicts by module id."""
         observation_spaces, action_spaces = spaces
         parts = {
             module_id: self._acting_policy((space, action_spaces[module_id]), module_id)

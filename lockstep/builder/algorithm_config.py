@@ -19,34 +19,38 @@ from lockstep.state.names import load_library
 
 
 class AlgorithmConfig(RunConfig):
-    """A typed configuration with one section for each concern, from which all parts of a run are built.
+    """Typed configuration of a run, with one section for each concern. It builds all parts of the run.
 
-    `config.training.lr` reads an option, `config.training(lr=1e-3)` sets some and returns the configuration, so calls
-    chain: `PPOConfig().environment("CartPole-v1").training(lr=1e-3).build_trainer().run()`. An unknown name raises with
-    "did you mean".
+    `config.training.lr` reads an option. `config.training(lr=1e-3)` sets options and returns the configuration, so that
+    calls can be chained: `PPOConfig().environment("CartPole-v1").training(lr=1e-3).build_trainer().run()`. The error
+    for an unknown name suggests the closest one.
 
-    What builds is a `Builder` (`lockstep/builder/builder.py`). It asks this configuration by its public methods, so
-    that one of your own which overrides `make_envs` or `build_env_runner` is asked too.
+    The methods here delegate to a `Builder` (`lockstep/builder/builder.py`). It calls public methods of the
+    configuration, so that a subclass may override single steps, such as `make_envs` or `build_env_runner`.
     """
 
     trainer_factory: ClassVar[Callable[..., TrainerLike] | None] = None
-    """set by the trainer's floor, which stands above this one"""
+    """Function that builds a trainer. `lockstep.trainer` sets it, because this folder must not import trainers."""
 
     def build_policy(self, env: Any = None, spaces: Spaces | None = None, reducer: Reducer | None = None) -> Policy:
-        """Build a policy that acts and learns, over its group of learners; of several agents see `with_agents`.
+        """Build a policy and its group of learners.
 
-        `reducer`: joins its learner with those of other ranks.
+        Args:
+            env: Environment that the spaces are read from. Defaults to the configuration's.
+            spaces: Observation space and action space, instead of those of the environment. For several agents these
+                are dicts by module id; see `with_agents`.
+            reducer: Connection between this learner and the learners of other ranks.
         """
         return Builder(self).build_policy(env, spaces, reducer)
 
     def build_offline_data(self) -> Any:
-        """Open the data that `offline_data(input_=...)` names, see `open_data`. `ValueError` where it names none."""
+        """Open the data of the option `offline_data.input_`; see `open_data`. Raises `ValueError` if it is not set."""
         return open_data(self.offline_data)
 
     def build_trainer(self, **options: Any) -> TrainerLike:
-        """Build the trainer with its policy, collectors, evaluation and (with `folder=`) the run's files."""
+        """Build the trainer with its policy, collectors, evaluation and, with `folder=`, the files of the run."""
         if type(self).trainer_factory is None:
-            load_library()  # and with it the trainer's floor
+            load_library()  # it imports `lockstep.trainer`
         factory = type(self).trainer_factory
         assert factory is not None
         return factory(self, **options)
@@ -54,31 +58,32 @@ class AlgorithmConfig(RunConfig):
     # -- collectors ---
 
     def build_collector(self, policy: Policy | None = None) -> CollectorLike:
-        """Build the collector of training data, on environments of its own: here, or in env runners' processes."""
+        """Build the collector of training data and its environments, in this process or in those of env runners."""
         return Builder(self).build_collector(policy or self.build_policy())
 
     def build_test_collector(self, policy: Policy) -> CollectorLike:
-        """Build the evaluation collector, with environments and random streams of its own: here, or in env runners'
-        processes."""
+        """Build the collector of evaluation and its environments, in this process or in those of env runners."""
         return Builder(self).build_test_collector(policy)
 
     def collects_tensors(self, policy: Policy) -> bool:
         """Return whether steps of tensor environments are collected and learned from on their device.
 
-        Else they are environments as all others, whose steps are copied to the host.
+        Otherwise their steps are copied to the host, as those of other environments.
         """
-        return TensorCollectorBuilder(self, policy).fits
+        return TensorCollectorBuilder(self, policy).can_stay_on_device
 
     # -- env runners ---
 
     def build_env_runner_group(self, spaces: Spaces | None = None, *, with_logp: bool = False) -> EnvRunnerGroup:
-        """Build env runners that sample together, in other processes or, for `num_env_runners=0`, one in this process.
+        """Build the group of env runners: in other processes, or one in this process with `num_env_runners=0`.
 
-        `with_logp`: fragments say how likely each action was when it was taken.
+        Args:
+            spaces: Observation space and action space of the policy. Defaults to those of the environment.
+            with_logp: Whether fragments contain the log-probability of each action under the weights that acted.
 
         Raises:
-            ImportError: without ray.
-            ValueError: a finished environment, of which no others can be made.
+            ImportError: Ray is needed and not installed.
+            ValueError: `environment.env` is a finished environment, which runners cannot construct again.
         """
         return RunnerBuilder(self).build_group(spaces, with_logp=with_logp)
 
@@ -92,9 +97,15 @@ class AlgorithmConfig(RunConfig):
         num_runners: int = 1,
         generation: int = 0,
     ) -> EnvRunner:
-        """Build the runner number `index` of `num_runners`, with environments of its own; see `EnvRunner`.
+        """Build one env runner and its environments.
 
-        `evaluates`: with the random streams of evaluation, and its epsilon.
+        Args:
+            spaces: Observation space and action space of the policy.
+            with_logp: Whether fragments contain the log-probability of each action.
+            evaluates: Whether the runner has the random streams and the epsilon of evaluation.
+            index: Index of the runner.
+            num_runners: Number of runners.
+            generation: See `EnvRunner`.
         """
         return RunnerBuilder(self).build_runner(
             spaces,

@@ -1,4 +1,4 @@
-"""`Builder`: the policy of a run and its collectors, built from a configuration."""
+"""`Builder`: builds the policy of a run and its collectors from a configuration."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from lockstep.state.streams import RandomStreams
 
 
 class Builder:
-    """Builds the parts of a run from its configuration: policy, collector of training data, collector of evaluation.
+    """Builder of the policy, of the collector of training data and of the collector of evaluation.
 
-    It holds no options of its own. What users may override in their configuration (`make_envs`, `build_replay_buffer`,
-    `build_env_runner`, ...) is always asked of the configuration.
+    It has no options of its own. For steps that users may override in their configuration (`make_envs`,
+    `build_replay_buffer`, `build_env_runner`, ...) it always calls the method of the configuration.
     """
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
 
     def build_policy(self, env: object = None, spaces: Spaces | None = None, reducer: Reducer | None = None) -> Policy:
-        """Build a policy over its group of learners, see `AlgorithmConfig.build_policy`."""
+        """Build a policy and its group of learners; see `AlgorithmConfig.build_policy`."""
         config = self.config if spaces is not None else self.config.with_agents(env)
         observation_space, action_space = config.policy_spaces(env, spaces)
         if reducer is None or reducer.world_size == 1:
             group = config.build_learner_group(env, (observation_space, action_space))
         else:
-            # This process has one of the learners; the reducer joins it with those of the other ranks.
+            # This process has one of the learners; the reducer connects it with the learners of the other ranks.
             several = config.copy().learners(num_learners=reducer.world_size)
             learner = several.build_learner(env, (observation_space, action_space), reducer)
             group = LearnerGroup(learner, config.learners)
@@ -48,12 +48,15 @@ class Builder:
                 action_space=action_space,
                 agents=config.agents_with_id(env),
             )
-        except BaseException:
+        except BaseException:  # KeyboardInterrupt too: nobody else knows the learners' processes
             group.shutdown()
             raise
 
     def build_collector(self, policy: Policy) -> CollectorLike:
-        """Build the collector of training data: of a rank, over env runners, on tensors or in this process."""
+        """Build the collector of training data: for a rank, over env runners, on a device, or in this process.
+
+        An off-policy collector also gets its replay buffer.
+        """
         config = self.config
         reducer = policy.learner_group.reducer
         parts = AgentParts.of(config, policy.is_multi_agent)
@@ -68,13 +71,13 @@ class Builder:
             parts.check()
             collector = self._build_rank_collector(policy, reducer)
         elif config.env_runners.num_env_runners:
-            parts.check()  # before there are processes
+            parts.check()  # before processes are started
             collector = self._build_group_collector(policy)
         else:
             envs = parts.make_envs(config.env_runners.num_envs_per_env_runner)
-            on_device = tensors.build_for(envs)
-            if on_device is not None:
-                return on_device  # its replay is its own
+            device_collector = tensors.build_for(envs)
+            if device_collector is not None:
+                return device_collector  # it has constructed its replay itself
             options = {
                 "exploration_noise": config.env_runners.explore,
                 "streams": RandomStreams(config.debugging.seed).child("train_collector"),
@@ -87,16 +90,20 @@ class Builder:
         return collector
 
     def _check_replay_memory(self, policy: Policy) -> None:
-        """Raise `ValueError`, with both numbers, for buffers that this machine's memory cannot hold."""
+        """Raise `ValueError` for replay buffers that are larger than this machine's memory.
+
+        Without this check the run would be killed hours later, when the buffer is nearly full.
+        """
         section = self.config.replay
         available = machine_memory()
-        bytes_of_rows = 0
+        row_bytes = 0
         for part in policy.acting.values():
             num_frames = part.connectors.num_frames
+            # Frames of a stack are stored once and put together when they are sampled.
             stores_once = section.ignore_obs_next or num_frames > 1
-            bytes_of_rows += row_nbytes(part.seen_space, part.module.action_space, stores_once, num_frames)
-            bytes_of_rows += sum(leaf.nbytes for leaf in part.get_initial_state(1).values())
-        needed = section.capacity * bytes_of_rows
+            row_bytes += row_nbytes(part.seen_space, part.module.action_space, stores_once, num_frames)
+            row_bytes += sum(leaf.nbytes for leaf in part.get_initial_state(1).values())
+        needed = section.capacity * row_bytes
         if section.storage == "memory" and needed > available:
             raise ValueError(
                 f"replay.capacity={section.capacity} needs {needed / 2**30:,.1f} GiB and this machine has "
@@ -105,30 +112,31 @@ class Builder:
             )
 
     def _build_group_collector(self, policy: Policy) -> GroupCollector:
-        """Build the collector over env runners: in step with the learner, or asynchronous."""
+        """Build the collector over env runners: synchronous or asynchronous with the learner."""
         config = self.config
         spaces = (policy.observation_space, policy.action_space)
         if not config.collects_while_learning:
             return GroupCollector(policy, config.build_env_runner_group(spaces))
-        length, number = config.fragments()
+        fragment_length, num_fragments = config.fragments()
         return AsyncGroupCollector(
             policy,
             config.build_env_runner_group(spaces, with_logp=config.max_lag > 0),
-            fragment_length=length,
-            fragments_per_batch=number,
+            fragment_length=fragment_length,
+            fragments_per_batch=num_fragments,
             max_lag=config.max_lag,
             fixed_lag=getattr(config.training, "fixed_lag", True),
         )
 
     def _build_rank_collector(self, policy: Policy, reducer: Reducer) -> RankCollector:
-        """Build the collector of a rank, which has its share of the environments."""
+        """Build the collector of a rank, which steps its share of the environments."""
         config = self.config
-        share = config.copy().env_runners(num_envs_per_env_runner=config.env_runners.num_envs // reducer.world_size)
+        num_envs = config.env_runners.num_envs // reducer.world_size
+        share = config.copy().env_runners(num_envs_per_env_runner=num_envs)
         build = partial(share.build_env_runner, (policy.observation_space, policy.action_space))
         return RankCollector(policy, build, reducer, config.env_runners)
 
     def build_test_collector(self, policy: Policy) -> CollectorLike:
-        """Build the collector of evaluation, over env runners or in this process."""
+        """Build the collector of evaluation: over env runners, or in this process."""
         section = self.config.evaluation
         settings = self.config.evaluation_settings()
         if section.evaluation_num_env_runners:

@@ -1,4 +1,4 @@
-"""`RunConfig`: the configuration of a whole run, without anything that builds it."""
+"""`RunConfig`: the configuration of a whole run, without the methods that build its parts."""
 
 from __future__ import annotations
 
@@ -15,31 +15,39 @@ from lockstep.options.section import settings_by_path
 from lockstep.policy.policy import Policy
 from lockstep.rollout import EnvRunner, EnvRunnerGroup
 
-OF_EVALUATION = (
-    *("environment.env", "environment.env_config"),
-    *("env_runners.explore", "env_runners.vectorize_mode", "env_runners.step_timeout", "env_runners.sample_timeout_s"),
-    *("env_runners.num_cpus_per_env_runner", "env_runners.num_gpus_per_env_runner"),
+EVALUATION_OPTIONS = (
+    "environment.env",
+    "environment.env_config",
+    "env_runners.explore",
+    "env_runners.vectorize_mode",
+    "env_runners.step_timeout",
+    "env_runners.sample_timeout_s",
+    "env_runners.num_cpus_per_env_runner",
+    "env_runners.num_gpus_per_env_runner",
     "env_runners.custom_resources_per_env_runner",
 )
-"""options that `evaluation_config` may set; what observations and actions go through is part of the policy"""
+"""Options that `evaluation_config` may set. Options of connectors are not among them: connectors are part of the
+policy.
+"""
 
 
 class RunConfig(BaseConfig, ABC):
-    """The configuration of a whole run: rules across its sections, its evaluation, environments and fragments.
+    """Configuration of a whole run: rules between its sections, settings of evaluation, environments and fragments.
 
-    A `Builder` asks it, by methods that users override in their configurations. Those that build are written in
-    `AlgorithmConfig`, which stands above the builders.
+    Builders call its methods, which users may override. The methods that build parts are abstract here and implemented
+    in `AlgorithmConfig`, which imports the builders.
     """
 
     learns_from_tensors: ClassVar[bool] = False
-    """Whether its learner takes a `TensorRollout`, or draws from a `TensorReplay`."""
+    """Whether the algorithm's learner can learn from a `TensorRollout` or a `TensorReplay`."""
     rules: ClassVar[tuple[Rule[Any], ...]] = ()
-    """Rules between options that an algorithm adds to those of all, see `lockstep.config.rules`."""
+    """Rules between options of one algorithm, in addition to the general ones; see `lockstep.config.rules`."""
 
     # -- checks across sections ---
 
     def validate(self) -> None:
-        """Refuse options that do not go together; every build calls it. `ValueError` names them and their values."""
+        """Raise `ValueError` for options that contradict each other. Each method that builds a part calls this
+        first."""
         super().validate()
         refuse(self, RULES)
         self.evaluation_settings()
@@ -47,12 +55,12 @@ class RunConfig(BaseConfig, ABC):
             try:
                 check_configured_optimizer(self.training.overridden(overrides))
             except (TypeError, ValueError) as error:
-                where = f"rl_module.algorithm_config_overrides_per_module[{module_id!r}]"
-                raise type(error)(f"{where}: {error}") from None
+                path = f"rl_module.algorithm_config_overrides_per_module[{module_id!r}]"
+                raise type(error)(f"{path}: {error}") from None
         refuse(self, self.rules)
 
     def allows_compiling(self) -> bool:
-        """Return whether `framework(compile=True)`, which some algorithms refuse, could be asked for."""
+        """Return whether `framework(compile=True)` is allowed, which some algorithms refuse."""
         compiled = self.with_sections()
         compiled.framework.compile = True
         try:
@@ -64,12 +72,12 @@ class RunConfig(BaseConfig, ABC):
     # -- evaluation ---
 
     def evaluation_settings(self) -> Self:
-        """Return the configuration that evaluation makes its environments with: `evaluation_config` set, and
-        `env_runners` those of evaluation.
+        """Return the configuration of evaluation: this one with the env runners of evaluation and `evaluation_config`.
 
-        Raises `ValueError` for an option that is unknown, or that evaluation shares with training.
+        Raises `ValueError` for an option that is unknown, or that must be the same in training and evaluation.
         """
-        section, config = self.evaluation, self.copy()
+        section = self.evaluation
+        config = self.copy()
         runners = max(1, section.evaluation_num_env_runners)
         config.env_runners(
             num_env_runners=section.evaluation_num_env_runners,
@@ -82,19 +90,24 @@ class RunConfig(BaseConfig, ABC):
                 config.set_path(path, value)
             except (TypeError, ValueError) as error:
                 raise type(error)(f"evaluation.evaluation_config[{path!r}]: {error}") from None
-            if not f"{path}.".startswith(tuple(f"{each}." for each in OF_EVALUATION)):
+            # The path may lead into an allowed option: "environment.env_config.size".
+            is_allowed = f"{path}.".startswith(tuple(f"{option}." for option in EVALUATION_OPTIONS))
+            if not is_allowed:
                 raise ValueError(
                     f"evaluation.evaluation_config[{path!r}]={value!r} is not allowed: it is the same in training and "
-                    f"evaluation, or an option of evaluation(...); others are {', '.join(OF_EVALUATION)}"
+                    f"evaluation, or an option of evaluation(...); others are {', '.join(EVALUATION_OPTIONS)}"
                 )
         if section.max_episode_steps is not None:
             config.environment(config.time_limited_env(section.max_episode_steps))
         return config
 
     def time_limited_env(self, limit: int) -> TimeLimitedMaker:
-        """Return a function that makes the environment with episodes of at most `limit` steps. `ValueError` where
-        single environments are not made."""
-        env, mode = self.environment.env, self.env_runners.vectorize_mode
+        """Return a function that constructs the environment with episodes of at most `limit` steps.
+
+        Raises `ValueError` if single environments are not constructed, which alone can be wrapped.
+        """
+        env = self.environment.env
+        mode = self.env_runners.vectorize_mode
         reason = ""
         if self.is_multi_agent:
             reason = "for several agents"
@@ -114,16 +127,18 @@ class RunConfig(BaseConfig, ABC):
     # -- environments and fragments ---
 
     def make_agent_envs(self, num_envs: int) -> AgentEnvs:
-        """Make the environments of several agents; `ValueError` for options that do not go with them."""
+        """Construct environments of several agents. Raises `ValueError` for options that are not allowed with them."""
         self.check_several_agents()
-        env, section = self.environment.env, self.multi_agent
-        added: Any = {"agent_ids": section.agent_id_in_obs, "critic": section.centralized_critic}
-        if not isinstance(env, str) and not callable(env):
-            return AgentEnvs(env, **added)
-        return AgentEnvs(env, num_envs, self.environment.env_config, **added)
+        env = self.environment.env
+        section = self.multi_agent
+        options: Any = {"agent_ids": section.agent_id_in_obs, "critic": section.centralized_critic}
+        is_finished = not isinstance(env, str) and not callable(env)
+        if is_finished:
+            return AgentEnvs(env, **options)
+        return AgentEnvs(env, num_envs, self.environment.env_config, **options)
 
     def check_several_agents(self) -> None:
-        """Raise `ValueError` for options with which nothing is built that steps several agents."""
+        """Raise `ValueError` for options that are not allowed with several agents."""
         if self.is_offline:
             raise ValueError(
                 f"{self.algorithm} learns from data that are there already, which no trainer does for several agents; "
@@ -132,23 +147,26 @@ class RunConfig(BaseConfig, ABC):
         refuse(self, OF_SEVERAL_AGENTS)
 
     def fragments(self) -> tuple[int, int]:
-        """Return the vector steps of a fragment, and how many fragments reach `train_batch_size`.
+        """Return the number of vector steps of a fragment, and the number of fragments of a train batch.
 
-        Without a `rollout_fragment_length`, fragments of all runners make one batch.
+        The fragments of a batch have at least `train_batch_size` steps. Without `rollout_fragment_length`, one fragment
+        of each runner makes a batch.
         """
-        section, batch = self.env_runners, self.training.train_batch_size
+        section = self.env_runners
+        batch_size = self.training.train_batch_size
         num_envs = section.num_envs_per_env_runner
-        num_runners = max(1, section.num_env_runners)  # without runners this process is the one
-        length = section.rollout_fragment_length or -(-batch // (num_runners * num_envs))
-        return length, max(1, -(-batch // (length * num_envs)))
+        num_runners = max(1, section.num_env_runners)  # 0: this process collects like one runner
+        length = section.rollout_fragment_length or -(-batch_size // (num_runners * num_envs))
+        num_fragments = max(1, -(-batch_size // (length * num_envs)))
+        return length, num_fragments
 
     @property
     def steps_per_batch(self) -> int:
-        """Environment steps in a train batch of whole fragments."""
+        """Number of environment steps in a train batch of whole fragments."""
         length, number = self.fragments()
         return length * number * self.env_runners.num_envs_per_env_runner
 
-    # -- what builders ask of `AlgorithmConfig` ---
+    # -- methods that `AlgorithmConfig` implements ---
 
     @abstractmethod
     def collects_tensors(self, policy: Policy) -> bool:
@@ -156,7 +174,7 @@ class RunConfig(BaseConfig, ABC):
 
     @abstractmethod
     def build_env_runner_group(self, spaces: Spaces | None = None, *, with_logp: bool = False) -> EnvRunnerGroup:
-        """Build env runners that sample together."""
+        """Build the group of env runners."""
 
     @abstractmethod
     def build_env_runner(
@@ -169,4 +187,4 @@ class RunConfig(BaseConfig, ABC):
         num_runners: int = 1,
         generation: int = 0,
     ) -> EnvRunner:
-        """Build the runner number `index` of `num_runners`."""
+        """Build one env runner and its environments."""

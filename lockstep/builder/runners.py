@@ -1,4 +1,4 @@
-"""`RunnerBuilder`: env runners and the group of them, in this process or in others."""
+"""`RunnerBuilder`: builds env runners and groups of them, in this process or in others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lockstep.state.streams import RandomStreams
 
 
 class RunnerBuilder:
-    """Builds env runners from the options of a configuration."""
+    """Builder of env runners and their groups from a configuration."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -30,7 +30,7 @@ class RunnerBuilder:
         num_runners: int = 1,
         generation: int = 0,
     ) -> EnvRunner:
-        """Build one runner, see `AlgorithmConfig.build_env_runner`."""
+        """Build one env runner; see `AlgorithmConfig.build_env_runner`."""
         config = self.config
         config.set_num_threads()
         streams = RandomStreams(config.debugging.seed)
@@ -49,7 +49,7 @@ class RunnerBuilder:
         return AgentParts.of(config, config.is_multi_agent).build_runner(spaces, options)
 
     def build_group(self, spaces: Spaces | None = None, *, with_logp: bool = False) -> EnvRunnerGroup:
-        """Build the runners that collect training data, see `AlgorithmConfig.build_env_runner_group`."""
+        """Build the runners of training; see `AlgorithmConfig.build_env_runner_group`."""
         config = self.config
         config.validate()
         env = config.environment.env
@@ -57,26 +57,28 @@ class RunnerBuilder:
             raise ValueError(
                 f"env runners make their own environments, env={env!r} is one already; give an id or a function"
             )
-        return self._start(partial(config.copy().build_env_runner, spaces or config.policy_spaces(), with_logp))
+        build = partial(config.copy().build_env_runner, spaces or config.policy_spaces(), with_logp)
+        return self._start(build)
 
     def build_evaluation_group(self, spaces: Spaces) -> EnvRunnerGroup:
-        """Build the runners that evaluate. The configuration is that of `evaluation_settings`."""
+        """Build the runners of evaluation. The configuration must be that of `RunConfig.evaluation_settings`."""
         return self._start(partial(self.config.build_env_runner, spaces, evaluates=True))
 
     def _start(self, build: BuildRunner) -> EnvRunnerGroup:
-        """Start `env_runners.num_env_runners` runners. `ImportError` where that needs Ray and it is not installed."""
+        """Start `env_runners.num_env_runners` runners. Raises `ImportError` if Ray is needed and not installed."""
         config = self.config
         section = config.env_runners
         limits = config.fault_tolerance.env_runner_limits
         if section.num_env_runners == 0:
             return EnvRunnerGroup(LocalRunner(build), section, limits)
+        # Imported here: `import lockstep` must not load Ray.
         try:
             from lockstep.cluster.processes import start_ray
             from lockstep.cluster.ray_runners import RayRunnerBackend
 
             start = partial(start_ray, config.resources.ray_address, config.cpus_of_run)
-            number = config.fault_tolerance.num_standby_processes
-            backend = RayRunnerBackend(build, section, num_standby=number, start_ray=start)
+            num_standby = config.fault_tolerance.num_standby_processes
+            backend = RayRunnerBackend(build, section, num_standby=num_standby, start_ray=start)
             return EnvRunnerGroup(backend, section, limits)
         except ModuleNotFoundError as error:
             raise without_ray(error, f"env_runners.num_env_runners={section.num_env_runners}") from error

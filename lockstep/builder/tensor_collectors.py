@@ -1,4 +1,5 @@
-"""`TensorCollectorBuilder`: whether steps of tensor environments stay on their device, and the collector of them."""
+"""`TensorCollectorBuilder`: decides whether steps of tensor environments stay on their device, and builds their
+collector."""
 
 from __future__ import annotations
 
@@ -20,46 +21,49 @@ from lockstep.rollout.protocols import sole_part
 from lockstep.rollout.tensor_collector import TensorCollector
 from lockstep.state.streams import RandomStreams
 
-ON_HOST = ("prepare_batch", "prepare_sequences", "after_gradient_step", "should_stop_passes", "takes_part")
-"""Hooks of a learner that see arrays, or that do what the host counts."""
+HOST_HOOKS = ("prepare_batch", "prepare_sequences", "after_gradient_step", "should_stop_passes", "takes_part")
+"""Hooks of a learner that run on the host. A CUDA graph would not call them."""
 
 
 class TensorCollectorBuilder:
-    """Builds the collector that steps tensor environments and stores their steps on the device.
+    """Builder of the collector that steps tensor environments and stores their steps on the device.
 
     Args:
-        config: the configuration of the run.
-        policy: the policy that acts and learns.
+        config: The configuration of the run.
+        policy: The policy that acts and learns.
     """
 
     def __init__(self, config: RunConfig, policy: Policy) -> None:
         self.config = config
         self.policy = policy
 
-    # -- whether ---
+    # -- conditions ---
 
     @property
     def has_environments(self) -> bool:
-        """Whether the environments are tensors on a device: configured by an id, or finished ones."""
+        """Whether the configured environments are tensor environments: an id of one, or a finished one."""
         env = self.config.environment.env
-        named = named_environment(env) if isinstance(env, str) else env
-        if isinstance(named, str):
-            return named in TENSOR_ENVS and self.config.env_runners.vectorize_mode in ("auto", "vector")
-        return isinstance(named, TensorVecEnv | TensorBoundary)
+        resolved = named_environment(env) if isinstance(env, str) else env
+        if isinstance(resolved, str):
+            return resolved in TENSOR_ENVS and self.config.env_runners.vectorize_mode in ("auto", "vector")
+        return isinstance(resolved, TensorVecEnv | TensorBoundary)
 
     @property
-    def fits(self) -> bool:
-        """Whether steps can be collected and learned from on the device, see `AlgorithmConfig.collects_tensors`."""
+    def can_stay_on_device(self) -> bool:
+        """Whether steps can be collected and learned from on the device; see `AlgorithmConfig.collects_tensors`.
+
+        Everything between the environments and the loss has to be an operation on tensors of fixed shapes.
+        """
         config = self.config
         part = sole_part(self.policy)
         connectors = part.connectors
         return (
             config.learns_from_tensors
-            and not self._learner_is_on_host
+            and not self._learner_has_host_hooks
             and not config.learners.num_learners
             and not part.is_stateful
             and (part.exploration is None or part.exploration.draws_on_device)
-            and (not config.is_off_policy or self._replay_fits(part))
+            and (not config.is_off_policy or self._supports_replay(part))
             and connectors.recorded.is_identity
             and not connectors.learner
             and _statistics_on_device(connectors.obs)
@@ -69,24 +73,28 @@ class TensorCollectorBuilder:
         )
 
     @property
-    def _learner_is_on_host(self) -> bool:
-        """Whether a learner class of the user's own overrides a hook that a CUDA graph would not call again."""
-        own = self.config.learner_class
-        chosen = self.config.training.learner_class or own
-        return any(getattr(chosen, name) is not getattr(own, name) for name in ON_HOST)
+    def _learner_has_host_hooks(self) -> bool:
+        """Whether the user's learner class overrides a hook that runs on the host."""
+        default_class = self.config.learner_class
+        learner_class = self.config.training.learner_class or default_class
+        return any(getattr(learner_class, name) is not getattr(default_class, name) for name in HOST_HOOKS)
 
-    def _replay_fits(self, part: ActingPolicy) -> bool:
-        """Return whether a `TensorReplay` does what is asked of a replay buffer, and random actions can be drawn."""
+    def _supports_replay(self, part: ActingPolicy) -> bool:
+        """Return whether a `TensorReplay` supports the options of replay, and random actions can be drawn on a
+        device."""
         replay = self.config.replay
         space = part.action_space
-        has_form = isinstance(space, spaces.Discrete) or (isinstance(space, spaces.Box) and space.is_bounded())
-        asks_more = replay.her or replay.ignore_obs_next
-        return has_form and not asks_more and replay.storage == "memory" and not part.has_statistics
+        can_draw_actions = isinstance(space, spaces.Discrete) or (isinstance(space, spaces.Box) and space.is_bounded())
+        needs_host_replay = replay.her or replay.ignore_obs_next or replay.storage != "memory"
+        return can_draw_actions and not needs_host_replay and not part.has_statistics
 
-    # -- builds ---
+    # -- collectors ---
 
     def build_for(self, envs: object) -> TensorCollector | None:
-        """Build the collector of these environments in one process; None where they are stepped from the host."""
+        """Build the collector of these environments in one process.
+
+        Returns None if they are not tensor environments, or if their steps have to be copied to the host.
+        """
         if isinstance(envs, TensorBoundary) and self.config.collects_tensors(self.policy):
             return self._build(envs, ALL_ROWS)
         return None
@@ -94,25 +102,25 @@ class TensorCollectorBuilder:
     def build_share(self, reducer: Reducer) -> TensorCollector:
         """Build the collector of a rank's share of the environments.
 
-        Raises `ValueError` for options with which the numbers drawn would differ from those in one process.
+        Raises `ValueError` for options with which the run would not equal that of one process.
         """
         config = self.config
-        number = reducer.world_size
-        self._check_share(number)
+        num_ranks = reducer.world_size
+        self._check_share(num_ranks)
         if self.policy.is_multi_agent or not config.collects_tensors(self.policy):
             raise ValueError(
-                f"environment.env={config.environment.env!r} is not allowed on {number} ranks where {config.algorithm} "
-                "with these options copies steps to the host: use one process, or an environment that is no tensor; "
+                f"environment.env={config.environment.env!r} is not allowed on {num_ranks} ranks where "
+                f"{config.algorithm} with these options copies steps to the host: use one process, or an environment that is no tensor; "
                 "docs/gpu.md says what goes on the device"
             )
-        envs = config.make_envs(config.env_runners.num_envs_per_env_runner // number)
+        envs = config.make_envs(config.env_runners.num_envs_per_env_runner // num_ranks)
         assert isinstance(envs, TensorBoundary)
-        return self._build(envs, RowShare(reducer.rank, number, reducer.gather))
+        return self._build(envs, RowShare(reducer.rank, num_ranks, reducer.gather))
 
-    def _check_share(self, number: int) -> None:
-        """Raise `ValueError` for what cannot be divided among `number` ranks."""
+    def _check_share(self, num_ranks: int) -> None:
+        """Raise `ValueError` for options that cannot be divided among `num_ranks` ranks."""
         env = self.config.environment.env
-        advice = f"is not allowed with tensor environments on {number} ranks"
+        advice = f"is not allowed with tensor environments on {num_ranks} ranks"
         if not isinstance(env, str):
             raise ValueError(
                 f"environment.env: a finished {type(env).__name__} {advice}, each of which makes its share; give an "
@@ -134,13 +142,17 @@ class TensorCollectorBuilder:
         refuse(self.config, rules)
 
     def _build(self, envs: TensorBoundary, share: RowShare) -> TensorCollector:
+        """Build the collector of a share of the environments."""
         config = self.config
         section = config.env_runners
-        default = 1 if config.is_off_policy else -(-config.training.train_batch_size // (envs.num_envs * share.number))
+        num_steps = section.rollout_fragment_length
+        if num_steps is None:
+            num_envs = envs.num_envs * share.number
+            num_steps = 1 if config.is_off_policy else -(-config.training.train_batch_size // num_envs)
         return TensorCollector(
             self.policy,
             envs,
-            section.rollout_fragment_length or default,
+            num_steps,
             exploration_noise=section.explore,
             replay=self._replay_options() if config.is_off_policy else None,
             streams=RandomStreams(config.debugging.seed).child("train_collector"),
@@ -148,7 +160,7 @@ class TensorCollectorBuilder:
         )
 
     def _replay_options(self) -> dict[str, Any]:
-        """Return the options of a `TensorReplay`."""
+        """Return the keyword arguments of a `TensorReplay`."""
         section = self.config.replay
         return {
             "capacity": section.capacity,
@@ -159,7 +171,10 @@ class TensorCollectorBuilder:
 
 
 def _statistics_on_device(pipeline: ObsPipeline) -> bool:
-    """Return whether the statistics of observations can be taken where tensors are."""
+    """Return whether the running statistics of observations can be computed on a device.
+
+    The learner adds raw observations to them, so that only the first connector may have statistics.
+    """
     with_statistics = [connector for connector in pipeline.connectors if connector.has_statistics]
     if not with_statistics:
         return True

@@ -1,4 +1,4 @@
-"""`TrainerLike`: what every trainer has, for the floors below the trainers."""
+"""`TrainerLike`: protocol of trainers, for folders that must not import them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from lockstep.tracking.statistics import CollectStats, EpochStats, InfoStats
 
 
 class TrainerLike(Protocol):
-    """A trainer, as `config.build_trainer()` returns it: an `OnpolicyTrainer`, `OffpolicyTrainer` or `OfflineTrainer`.
+    """Trainer that `config.build_trainer()` returns: an `OnpolicyTrainer`, `OffpolicyTrainer` or `OfflineTrainer`.
 
-    See `BaseTrainer` for what the names mean.
+    `BaseTrainer` documents the attributes and methods.
     """
 
     total_steps: int | None
@@ -38,32 +38,32 @@ class TrainerLike(Protocol):
 
     @property
     def train_collector(self) -> CollectorLike | None:
-        """Collects what is learned from; None for offline training."""
+        """Collector of training data; None in offline training."""
         ...
 
     @property
     def test_collector(self) -> CollectorLike | None:
-        """Collects for evaluation; None without evaluation."""
+        """Collector of evaluation; None without evaluation."""
         ...
 
     @property
     def buffer(self) -> Any:
-        """The rollout store, replay buffer or data that is learned from."""
+        """Rollout store, replay buffer or offline data that the policy learns from."""
         ...
 
     @property
     def is_complete(self) -> bool:
-        """Whether all epochs or steps were made."""
+        """Whether the run has all of its epochs or steps."""
         ...
 
     def run(self, reset_collectors: bool = True, reset_buffer: bool = False) -> InfoStats:
-        """Run to the end."""
+        """Train until the end of the run."""
         ...
 
     def __iter__(self) -> Self: ...
 
     def __next__(self) -> EpochStats:
-        """Run one epoch."""
+        """Train for one epoch."""
         ...
 
     def reset(self, reset_collectors: bool = True, reset_buffer: bool = False) -> None:
@@ -71,7 +71,7 @@ class TrainerLike(Protocol):
         ...
 
     def close(self) -> None:
-        """End the processes and the environments that were made for the run."""
+        """End the processes and close the environments of the run."""
         ...
 
     def info(self, with_history: bool = True) -> InfoStats:
@@ -95,11 +95,11 @@ class TrainerLike(Protocol):
         ...
 
     def set_policies_to_train(self, policies_to_train: PoliciesToTrain) -> None:
-        """Choose which modules learn."""
+        """Set the modules that learn."""
         ...
 
     def set_policy_mapping_fn(self, policy_mapping_fn: PolicyMapping) -> None:
-        """Choose which module acts for which agent."""
+        """Set the function that maps agents to modules."""
         ...
 
     def get_state(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class TrainerLike(Protocol):
         ...
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `get_state`."""
+        """Restore the state that `get_state` returned."""
         ...
 
     def save_to_path(self, path: str | Path) -> Path:
@@ -115,5 +115,5 @@ class TrainerLike(Protocol):
         ...
 
     def restore_from_path(self, path: str | Path | None) -> None:
-        """Continue from a checkpoint."""
+        """Restore the state of a checkpoint."""
         ...
