@@ -110,8 +110,8 @@ class TensorCollectorBuilder:
         if self.policy.is_multi_agent or not config.collects_tensors(self.policy):
             raise ValueError(
                 f"environment.env={config.environment.env!r} is not allowed on {num_ranks} ranks where "
-                f"{config.algorithm} with these options copies steps to the host: use one process, or an environment that is no tensor; "
-                "docs/gpu.md says what goes on the device"
+                f"{config.algorithm} with these options copies steps to the host: use one process, or an environment "
+                "that is no tensor; docs/gpu.md says what goes on the device"
             )
         envs = config.make_envs(config.env_runners.num_envs_per_env_runner // num_ranks)
         assert isinstance(envs, TensorBoundary)
