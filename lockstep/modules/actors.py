@@ -279,7 +279,7 @@ _PLAIN_CLASSES = (
 """What numpy can act for, subclasses first, with those subclasses that override no method of `_ACTING`."""
 _ACTING = (
     *("_forward", "forward_inference", "forward_exploration", "action_dist_cls", "is_stateful", "get_initial_state"),
-    *("_run", "_run_heads", "_inputs", "_policy", "_remember"),
+    *("_run", "_run_heads", "_inputs", "_policy_inputs", "_run_memories"),
     *("_advantages_and_value", "value_outputs", "mean_values", "mean_of_probs", "mean_of_array", "masked"),
 )
 

@@ -186,7 +186,7 @@ def test_an_actor_acts_by_matrices_and_by_plain_noise(squashed, recurrent):
     with torch.no_grad():
         if recurrent:
             inputs = module.forward_inference({"obs": batch["obs"].unsqueeze(1)})
-            features = module._remember({"obs": batch["obs"].unsqueeze(1)}, None)[0].squeeze(1)
+            features = module._run_memories({"obs": batch["obs"].unsqueeze(1)}, None)[0].squeeze(1)
             inputs = inputs["action_dist_inputs"].squeeze(1)
         else:
             inputs, features = (

@@ -1,4 +1,4 @@
-"""The default networks of the algorithms."""
+"""Default networks of the algorithms."""
 
 from lockstep.modules.defaults.action_critics import (
     ActionCritics,

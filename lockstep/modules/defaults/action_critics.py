@@ -1,4 +1,4 @@
-"""Networks that judge actions: critics `Q(s, a)`, and the default modules of SAC, TQC, TD3 and IQL, which have them."""
+"""Critics `Q(s, a)`, and the default networks of SAC, TQC, TD3 and IQL, which contain critics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lockstep.data.actions import ACTION_MASK, without_mask
 from lockstep.data.trees import Tree
 from lockstep.modules.action_dist import ActionDist
-from lockstep.modules.defaults.actor_critic import trained
+from lockstep.modules.defaults.actor_critic import require_part
 from lockstep.modules.defaults.transition_module import TransitionModule
 from lockstep.modules.encoders import Encoder, make_features
 from lockstep.modules.layers import BatchedMLP, mask_logits
@@ -25,16 +25,21 @@ from lockstep.ops.distributions import SquashedGaussian
 
 
 class ActionCritics(nn.Module):
-    """Holds `num_critics` networks, each of which says what actions are worth; all are evaluated together.
+    """`num_critics` networks that estimate the values of actions, evaluated together.
 
-    For a Box the action goes in beside the observation's features; for a Discrete space one value for each action comes
-    out. Features that are learned (of images) are shared by all critics; the layers above them (`hiddens`) are not.
-    With `config.q_share_layers` they are those of `encoder`, the policy's, which gives them away. With a memory they
-    are those of an encoder with memory, which all critics share. With `config.num_value_outputs` above 1 each value of
-    a Box is as many quantiles.
+    For a Box, the actions are concatenated with the observation's features, and each critic has one output. For a
+    Discrete space, each critic has one output per action. All critics share learned features (of images, or an encoder
+    with memory); the layers above are separate. With `config.num_value_outputs` above 1, each value of a Box is that
+    many quantiles.
+
+    Args:
+        observation_space, action_space: Spaces of the environment.
+        config: Options of the networks.
+        encoder: The policy's encoder. With `config.q_share_layers` the critics use and train its features.
     """
 
     mlp_class = BatchedMLP
+    """Class of the batched networks above the features."""
 
     def __init__(
         self,
@@ -49,16 +54,19 @@ class ActionCritics(nn.Module):
         self.is_discrete = isinstance(action_space, spaces.Discrete)
         self.features: Any
         self.has_memory = config.has_memory
-        """Whether observations come as `MemoryFeatures`: the memory has run over the sequences already."""
+        """True if observations are `MemoryFeatures`, because the memory has run over the sequences before."""
         if config.has_memory:
             self.features = MemoryEncoder(space, config)
         elif config.q_share_layers and isinstance(encoder, Encoder):
             self.features = encoder.share_features()
         else:
             self.features = make_features(space, config)
-        num_actions, self.num_outputs = action_dist.noise_size, config.num_value_outputs
-        num_inputs = self.features.output_size + (0 if self.is_discrete else num_actions)
-        gains = (config.hidden_gain, config.value_gain) if config.orthogonal_init else (None, None)
+
+        num_actions = action_dist.noise_size
+        num_inputs = self.features.output_size
+        if not self.is_discrete:
+            num_inputs += num_actions
+        self.num_outputs = config.num_value_outputs
         self.hiddens = config.hiddens if config.critic_hiddens is None else config.critic_hiddens
         self.mlp = self.mlp_class(
             config.num_critics,
@@ -66,28 +74,30 @@ class ActionCritics(nn.Module):
             self.hiddens,
             num_actions if self.is_discrete else self.num_outputs,
             activation=config.activation,
-            hidden_gain=gains[0],
-            output_gain=gains[1],
+            hidden_gain=config.hidden_gain if config.orthogonal_init else None,
+            output_gain=config.value_gain if config.orthogonal_init else None,
         )
 
     def memories(self) -> dict[str, MemoryEncoder]:
-        """Return the memory by the field of `MemoryFeatures` that it fills; none without memory."""
+        """Return the memory by the field of `MemoryFeatures` that it fills; empty without memory."""
         return {"critic_features": self.features} if self.has_memory else {}
 
     def forward(
         self, obs: Tree, actions: Tensor | None = None, *, frozen: bool = False, first_only: bool = False
     ) -> Tensor:
-        """Return values `[K, N]` of actions `[N, A]` of a Box, or `[K, N, A]` of all actions of a Discrete space.
+        """Return the values of K critics, `[K, N]` for a Box or `[K, N, A]` of all actions of a Discrete space.
 
-        With M quantiles for each value `[K, N, M]`. Actions that a mask forbids have a very low value.
+        With M quantiles per value, they are `[K, N, M]`. Actions that a mask forbids have a very low value.
 
         Args:
-            frozen: the gradient goes to the actions only.
-            first_only: run the first critic alone (K = 1).
+            obs: Observations, or `MemoryFeatures`.
+            actions: Actions `[N, A]` of a Box. Not used for a Discrete space.
+            frozen: Send the gradient to the actions only.
+            first_only: Run the first critic alone (K = 1).
         """
         if self.has_memory:
-            features = trained(obs.critic_features)
-            if features.dim() == 3:  # sequences
+            features = require_part(obs.critic_features)
+            if features.dim() == 3:  # sequences `[B, T, F]`, which the batched networks take as rows
                 rows = obs.map(lambda leaf: leaf.flatten(0, 1))
                 actions = None if actions is None else actions.flatten(0, 1)
                 values = self(rows, actions, frozen=frozen, first_only=first_only)
@@ -98,13 +108,15 @@ class ActionCritics(nn.Module):
         return mask_logits(values, obs[ACTION_MASK]) if self.is_masked else values
 
     def inputs_of(self, obs: Tree, actions: Tensor | None = None, *, frozen: bool = False) -> Tensor:
-        """Return what the networks read, `[N, I]`: the features of observations and, for a Box, the actions `[N, A]`.
+        """Return the networks' input `[N, I]`: the observations' features and, for a Box, the actions `[N, A]`.
 
         Args:
-            frozen: the gradient goes to the actions only.
+            obs: Observations, or `MemoryFeatures`.
+            actions: Actions of a Box.
+            frozen: Send the gradient to the actions only.
         """
         if self.has_memory:
-            inputs = trained(obs.critic_features)
+            inputs = require_part(obs.critic_features)
             inputs = inputs.detach() if frozen else inputs
         else:
             with torch.no_grad() if frozen else nullcontext():
@@ -118,53 +130,55 @@ class ActionCritics(nn.Module):
 
 
 class DefaultSACModule(TransitionModule):
-    """Holds SAC's policy and critics (`ActionCritics`), each with networks of its own.
+    """Policy and critics (`ActionCritics`) of SAC, in separate networks.
 
-    A Box gets a tanh-squashed Gaussian in [-1, 1] whose deviations are outputs of the network, their logarithms within
-    `log_std_bounds` (Haarnoja et al. 2018, appendix C); a Discrete space a Categorical. `ValueError` for other spaces.
+    For a Box the policy is a tanh-squashed Gaussian in [-1, 1], whose standard deviations are outputs of the network
+    with logarithms within `log_std_bounds` (Haarnoja et al. 2018, appendix C). For a Discrete space it is a
+    Categorical. `ValueError` for other spaces.
     """
 
     critics_class = ActionCritics
+    """Class of the critics."""
 
     def setup(self) -> None:
-        box = isinstance(self.action_space, spaces.Box)
-        if not box and not isinstance(self.action_space, spaces.Discrete):
+        is_box = isinstance(self.action_space, spaces.Box)
+        if not is_box and not isinstance(self.action_space, spaces.Discrete):
             raise ValueError(f"SAC needs a Box or Discrete action space, not {self.action_space}")
-        self.model_config = config = replace(
+        config = replace(
             ModelConfig.of(self.model_config),
-            squash_actions=box,
+            squash_actions=is_box,
             free_log_std=False,
             vf_share_layers=True,
             dueling=False,
         )
+        self.model_config = config
         super().setup()
         self.value_head = None
-        self.log_std_bounds = config.log_std_bounds if box else None
-        self.critics = (
-            None
-            if self.inference_only
-            else self.critics_class(self.observation_space, self.action_space, config, self.encoder)
-        )
+        self.log_std_bounds = config.log_std_bounds if is_box else None
+        self.critics: ActionCritics | None = None
+        if not self.inference_only:
+            self.critics = self.critics_class(self.observation_space, self.action_space, config, self.encoder)
 
-    def _policy(self, batch: Batch, inputs: Tensor) -> Tensor:
+    def _policy_inputs(self, batch: Batch, outputs: Tensor) -> Tensor:
         if self.log_std_bounds is None:
-            return super()._policy(batch, inputs)
-        mean, log_std = inputs.chunk(2, dim=-1)
+            return super()._policy_inputs(batch, outputs)
+        mean, log_std = outputs.chunk(2, dim=-1)
         return torch.cat([mean, log_std.clamp(*self.log_std_bounds)], dim=-1)
 
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
         """Return `"action_dist_inputs"` `[N, D]` and `"q_values"`.
 
-        These are `[K, N]` of `batch["actions"]`, or of a Discrete space `[K, N, A]` of all actions.
+        The values are `[K, N]` of `batch["actions"]`, or of a Discrete space `[K, N, A]` of all actions.
         """
-        if self.is_unread(batch):
-            return self.with_state(batch, self.forward_train if "actions" in batch else self._forward)
-        return {**self._forward(batch), "q_values": trained(self.critics)(batch["obs"], batch.get("actions"))}
+        if self.has_raw_sequences(batch):
+            return self.run_memories(batch, self.forward_train if "actions" in batch else self._forward)
+        q_values = require_part(self.critics)(batch["obs"], batch.get("actions"))
+        return {**self._forward(batch), "q_values": q_values}
 
     def sample(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the actions `[N, A]` of a Box that `noise` `[N, A]` selects, and their log-density `[N]`.
+        """Return the actions `[N, A]` of a Box that `noise` `[N, A]` selects, and their log density `[N]`.
 
-        Both are differentiable.
+        Both are differentiable with respect to the policy's parameters (reparametrisation).
         """
         inputs = self._forward(batch)["action_dist_inputs"].to(noise.dtype)
         dist = self.action_dist_cls.from_inputs(inputs)
@@ -173,10 +187,10 @@ class DefaultSACModule(TransitionModule):
         return dist.sample_with_log_prob(noise)
 
     def compute_values(self, batch: Batch) -> Tensor:
-        """Return the value `[N]` of the best action by the critics and the policy, without entropy."""
-        if self.is_unread(batch):
-            return self.with_state(batch, lambda rows: {"vf_preds": self.compute_values(rows)})["vf_preds"]
-        critics = trained(self.critics)
+        """Return the value `[N]` of the best action, without entropy: the smallest over the critics."""
+        if self.has_raw_sequences(batch):
+            return self.run_memories(batch, lambda rows: {"vf_preds": self.compute_values(rows)})["vf_preds"]
+        critics = require_part(self.critics)
         if critics.is_discrete:
             best: Tensor = critics(batch["obs"]).amin(0).amax(-1)
             return best
@@ -185,16 +199,17 @@ class DefaultSACModule(TransitionModule):
         return values
 
     def memories(self) -> dict[str, MemoryEncoder]:
-        return {**super().memories(), **({} if self.critics is None else self.critics.memories())}
+        critic_memories = {} if self.critics is None else self.critics.memories()
+        return {**super().memories(), **critic_memories}
 
     def get_non_inference_attributes(self) -> list[str]:
         return ["critics"]
 
 
 class DefaultTQCModule(DefaultSACModule):
-    """Holds TQC's policy, that of SAC, and critics whose values are `num_value_outputs` quantiles.
+    """SAC's policy, and critics of TQC, whose values are `num_value_outputs` quantiles.
 
-    `ValueError` for actions of other spaces than Box.
+    `ValueError` for action spaces other than Box.
     """
 
     def setup(self) -> None:
@@ -203,65 +218,67 @@ class DefaultTQCModule(DefaultSACModule):
         super().setup()
 
     def compute_values(self, batch: Batch) -> Tensor:
-        """Return the value `[N]` of the policy's most likely action, without entropy: the mean of all quantiles."""
-        if self.is_unread(batch):
-            return self.with_state(batch, lambda rows: {"vf_preds": self.compute_values(rows)})["vf_preds"]
+        """Return the value `[N]` of the policy's mode, without entropy: the mean of all quantiles."""
+        if self.has_raw_sequences(batch):
+            return self.run_memories(batch, lambda rows: {"vf_preds": self.compute_values(rows)})["vf_preds"]
         dist = self.action_dist_cls.from_inputs(self._forward(batch)["action_dist_inputs"])
-        values: Tensor = trained(self.critics)(batch["obs"], dist.mode()).mean((0, -1))
+        values: Tensor = require_part(self.critics)(batch["obs"], dist.mode()).mean((0, -1))
         return values
 
 
 class DefaultTD3Module(TransitionModule):
-    """Holds the policy of TD3 and DDPG, `tanh(network)` in [-1, 1], and critics.
+    """Policy of TD3 and DDPG, `tanh(network)` in [-1, 1], and critics.
 
-    `ValueError` for actions of other spaces than Box.
+    `ValueError` for action spaces other than Box.
     """
 
     def setup(self) -> None:
         if not isinstance(self.action_space, spaces.Box):
             raise ValueError(f"a deterministic policy needs a Box action space, not {self.action_space}")
-        self.model_config = config = self.make_policy()
-        self.critics = (
-            None
-            if self.inference_only
-            else ActionCritics(self.observation_space, self.action_space, config, self.encoder)
-        )
+        config = self.make_policy()
+        self.model_config = config
+        self.critics: ActionCritics | None = None
+        if not self.inference_only:
+            self.critics = ActionCritics(self.observation_space, self.action_space, config, self.encoder)
 
     @property
     def action_dist_cls(self) -> ActionDist:
-        """Deterministic actions, squashed by tanh."""
+        """Distribution of deterministic actions, squashed by tanh."""
         if self._action_dist is None:
             self._action_dist = ActionDist(self.action_space, squashed=True, deterministic=True)
         return self._action_dist
 
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
         """Return `"action_dist_inputs"` `[N, A]`, and `"q_values"` `[K, N]` of `batch["actions"]`."""
-        if self.is_unread(batch):
-            return self.with_state(batch, self.forward_train if "actions" in batch else self._forward)
-        return {**self._forward(batch), "q_values": trained(self.critics)(batch["obs"], batch["actions"])}
+        if self.has_raw_sequences(batch):
+            return self.run_memories(batch, self.forward_train if "actions" in batch else self._forward)
+        q_values = require_part(self.critics)(batch["obs"], batch["actions"])
+        return {**self._forward(batch), "q_values": q_values}
 
     def compute_actions(self, batch: Batch) -> Tensor:
-        """Return the policy's actions `[N, A]` in [-1, 1]; differentiable."""
+        """Return the policy's actions `[N, A]` in [-1, 1], differentiable."""
         return self._forward(batch)["action_dist_inputs"].tanh()
 
     def compute_values(self, batch: Batch) -> Tensor:
-        """Return the value `[N]` of the policy's action, by the first critic."""
-        if self.is_unread(batch):
-            return self.with_state(batch, lambda rows: {"vf_preds": self.compute_values(rows)})["vf_preds"]
-        values: Tensor = trained(self.critics)(batch["obs"], self.compute_actions(batch), first_only=True)[0]
+        """Return the first critic's value `[N]` of the policy's action."""
+        if self.has_raw_sequences(batch):
+            return self.run_memories(batch, lambda rows: {"vf_preds": self.compute_values(rows)})["vf_preds"]
+        actions = self.compute_actions(batch)
+        values: Tensor = require_part(self.critics)(batch["obs"], actions, first_only=True)[0]
         return values
 
     def memories(self) -> dict[str, MemoryEncoder]:
-        return {**super().memories(), **({} if self.critics is None else self.critics.memories())}
+        critic_memories = {} if self.critics is None else self.critics.memories()
+        return {**super().memories(), **critic_memories}
 
     def get_non_inference_attributes(self) -> list[str]:
         return ["critics"]
 
 
 class DefaultIQLModule(TransitionModule):
-    """Holds IQL's policy, state value and critics. `ValueError` for actions of other spaces than Box and Discrete.
+    """Policy, state value and critics of IQL. `ValueError` for action spaces other than Box and Discrete.
 
-    With `model_config.squash_mean`, as IQL's configuration has it, the mean of a Gaussian is squashed by tanh.
+    With `model_config.squash_mean`, which IQL's configuration sets, the mean of a Gaussian is squashed by tanh.
     """
 
     def setup(self) -> None:
@@ -271,24 +288,23 @@ class DefaultIQLModule(TransitionModule):
         has_mean = isinstance(self.action_space, spaces.Box)
         self.model_config = replace(config, squash_mean=config.squash_mean and has_mean)
         super().setup()
-        config = self.model_config
-        self.critics = (
-            None
-            if self.inference_only
-            else ActionCritics(self.observation_space, self.action_space, config, self.encoder)
-        )
+        self.critics: ActionCritics | None = None
+        if not self.inference_only:
+            self.critics = ActionCritics(self.observation_space, self.action_space, self.model_config, self.encoder)
 
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
         """Return `"action_dist_inputs"` `[N, D]`, `"vf_preds"` `[N]` and `"q_values"`.
 
-        The last are `[K, N]` of `batch["actions"]`, or of a Discrete space `[K, N, A]` of all actions.
+        The action values are `[K, N]` of `batch["actions"]`, or of a Discrete space `[K, N, A]` of all actions.
         """
-        if self.is_unread(batch):
-            return self.with_state(batch, self.forward_train if "actions" in batch else self._forward)
-        return {**super().forward_train(batch), "q_values": trained(self.critics)(batch["obs"], batch["actions"])}
+        if self.has_raw_sequences(batch):
+            return self.run_memories(batch, self.forward_train if "actions" in batch else self._forward)
+        q_values = require_part(self.critics)(batch["obs"], batch["actions"])
+        return {**super().forward_train(batch), "q_values": q_values}
 
     def memories(self) -> dict[str, MemoryEncoder]:
-        return {**super().memories(), **({} if self.critics is None else self.critics.memories())}
+        critic_memories = {} if self.critics is None else self.critics.memories()
+        return {**super().memories(), **critic_memories}
 
     def get_non_inference_attributes(self) -> list[str]:
         return [*super().get_non_inference_attributes(), "critics"]

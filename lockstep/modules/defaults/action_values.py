@@ -1,4 +1,4 @@
-"""The default networks of algorithms that learn action values: a number or a distribution for each of the actions."""
+"""Default networks of algorithms that learn action values, as a number or as a distribution for each action."""
 
 from __future__ import annotations
 
@@ -14,70 +14,72 @@ from gymnasium import spaces
 from torch import Tensor
 
 from lockstep.data.actions import ACTION_MASK
-from lockstep.modules.defaults.actor_critic import trained
+from lockstep.modules.defaults.actor_critic import require_part
 from lockstep.modules.defaults.transition_module import TransitionModule
 from lockstep.modules.layers import allocate_noise, make_head, make_mlp, mask_logits, weight_noise
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.rl_module import Batch
 
 WEIGHT_NOISE = "weight_noise"
-"""column: standard normal numbers that noisy layers make their noise of"""
+"""Column of standard normal numbers for the noise of noisy layers."""
 LEVEL_NOISE = "level_noise"
-"""column: standard normal numbers, whose share below them are the levels of quantiles"""
+"""Column of standard normal numbers, whose cumulative probabilities are the levels of quantiles."""
 
 
 class DefaultQModule(TransitionModule):
-    """Computes action values `[N, A]`, from one network or, with `dueling`, from advantages and a value.
+    """Action values `[N, A]`, from one network or, with `dueling`, from advantages and a state value.
 
-    Then `Q = V + A - mean(A)` (Wang et al. 2016, https://arxiv.org/abs/1511.06581, equation 9), each with an encoder of
-    its own unless `vf_share_layers` is set or they share a memory.
+    With `dueling`, `Q = V + A - mean(A)` (Wang et al. 2016, https://arxiv.org/abs/1511.06581, equation 9). Advantages
+    and value have separate encoders, unless `vf_share_layers` is set or they share a memory.
 
-    Acting takes the largest output of `policy_head`: of the values, or of the advantages, which is the same action.
-    Actions that a mask forbids (`"action_mask"` in a Dict observation) have a very low value. With `noisy_sigma` dense
-    layers have noise where a batch has `"weight_noise"` `[N, noise_size]`, and where acting explores by it.
+    Acting takes the largest output of `policy_head`. That is the largest value or the largest advantage, which belong
+    to the same action. Actions that a mask forbids (`"action_mask"` in a Dict observation) have a very low value. With
+    `noisy_sigma`, dense layers have noise if a batch has `"weight_noise"` `[N, noise_size]`, or acting explores by it.
     """
 
     noise_size = 0
-    """random numbers of a row for the noise in all weights"""
+    """Number of random numbers that the noise of all weights needs for one row."""
 
     def setup(self) -> None:
         config = ModelConfig.of(self.model_config)
         if not isinstance(self.action_space, spaces.Discrete):
             raise ValueError(f"action values need a Discrete action space, not {self.action_space}")
-        if config.has_memory:  # one memory, for advantages and value
+        if config.has_memory:  # one memory for advantages and value
             self.model_config = replace(config, vf_share_layers=True)
         super().setup()
         if not config.dueling:
-            self.value_encoder = self.value_head = None
+            self.value_encoder = None
+            self.value_head = None
         self.noise_size = allocate_noise(self)
 
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
         """Return `"q_values"` `[N, A]`."""
-        if self.is_unread(batch):
-            return self.with_state(batch, self.forward_train)
+        if self.has_raw_sequences(batch):
+            return self.run_memories(batch, self.forward_train)
         return {"q_values": self.masked(batch, self.value_outputs(batch))}
 
     def value_outputs(self, batch: Batch) -> Tensor:
-        """Return the action values `[N, A]`, those of forbidden actions too."""
+        """Return the action values `[N, A]`, without regard to the mask."""
         advantages, value = self._advantages_and_value(batch)
         return advantages if value is None else value + advantages - advantages.mean(-1, keepdim=True)
 
     def mean_values(self, outputs: Tensor) -> Tensor:
-        """Return the action values `[N, A]` that `value_outputs` stand for: here themselves."""
+        """Return the action values `[N, A]` of `value_outputs`. Here they are the same; subclasses take means."""
         return outputs
 
     def compute_values(self, batch: Batch) -> Tensor:
         """Return the value `[N]` of the best action."""
-        if self.is_unread(batch):
-            return self.with_state(batch, lambda rows: {"vf_preds": self.compute_values(rows)})["vf_preds"]
-        return self.masked(batch, self.mean_values(self.value_outputs(batch))).amax(-1)
+        if self.has_raw_sequences(batch):
+            return self.run_memories(batch, lambda rows: {"vf_preds": self.compute_values(rows)})["vf_preds"]
+        values = self.mean_values(self.value_outputs(batch))
+        return self.masked(batch, values).amax(-1)
 
     def masked(self, batch: Batch, values: Tensor) -> Tensor:
-        """Return values `[N, A]`, very low ones where the observations' mask forbids the action."""
+        """Return values `[N, A]` with very low ones where the observations' mask forbids the action."""
         return mask_logits(values, batch["obs"][ACTION_MASK]) if self.is_masked else values
 
     def _advantages_and_value(self, batch: Batch) -> Sequence[Any]:
-        """Return the outputs of the two heads, with the noise of the batch; without `dueling` there is one."""
+        """Return the outputs of the two heads with the batch's noise. The second is None without `dueling`."""
         noise = batch.get(WEIGHT_NOISE)
         if noise is None:
             return self._run_heads(batch)
@@ -85,30 +87,36 @@ class DefaultQModule(TransitionModule):
             return self._run_heads(batch)
 
     def _run_heads(self, batch: Batch) -> Sequence[Any]:
+        """Return the outputs of the two heads. The second is None without `dueling`."""
         if self.value_head is None:
-            return self._run(batch, (self.encoder, self.policy_head))[0], None
+            (values,) = self._run(batch, (self.encoder, self.policy_head))
+            return values, None
         return self._run_both(batch)
 
 
 class DistributionalQModule(DefaultQModule):
-    """Computes a distribution of the return for each action, as `num_value_outputs` numbers.
+    """Distribution of the return for each action, as `num_value_outputs` numbers.
 
-    They are logits of as many returns at equal distances within `value_range` (Bellemare et al. 2017,
-    arXiv:1707.06887) or, without a range, quantiles (Dabney et al. 2018, arXiv:1710.10044).
+    With a `value_range` the numbers are logits of atoms, which are returns at equal distances within the range
+    (Bellemare et al. 2017, arXiv:1707.06887). Without it they are quantiles (Dabney et al. 2018, arXiv:1710.10044).
 
-    With `dueling` the numbers are put together as `DefaultQModule` does with values. Acting takes the largest mean.
+    With `dueling`, each number is computed from a value and advantages like the values of `DefaultQModule`. Acting
+    takes the action with the largest mean.
     """
 
     def setup(self) -> None:
         super().setup()
         config = ModelConfig.of(self.model_config)
-        self.num_outputs, self.value_range = config.num_value_outputs, config.value_range
+        self.num_outputs = config.num_value_outputs
+        self.value_range = config.value_range
         if self.num_outputs < 2:
             raise ValueError(
                 f"num_value_outputs={self.num_outputs}: a distribution needs at least 2 numbers; C51Config and "
                 "QRDQNConfig set them"
             )
-        width, num_actions = self.encoder.output_size, int(cast(spaces.Discrete, self.action_space).n)
+        # The heads that `super().setup()` made have one output per action. They are replaced.
+        width = self.encoder.output_size
+        num_actions = int(cast(spaces.Discrete, self.action_space).n)
         self.policy_head = make_head(width, num_actions * self.num_outputs, config.policy_gain, config)
         if self.value_head is not None:
             self.value_head = make_head(width, self.num_outputs, config.value_gain, config)
@@ -118,17 +126,18 @@ class DistributionalQModule(DefaultQModule):
         self.register_buffer("atoms", torch.linspace(low, high, self.num_outputs), persistent=False)
 
     def _forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Return what acting needs: `"action_dist_inputs"` `[N, A]`, the means."""
-        return {"action_dist_inputs": self.masked(batch, self.mean_values(self.value_outputs(batch)))}
+        """Return the outputs for acting: the means, as `"action_dist_inputs"` `[N, A]`."""
+        values = self.mean_values(self.value_outputs(batch))
+        return {"action_dist_inputs": self.masked(batch, values)}
 
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
         """Return `"value_outputs"` `[N, A, K]`."""
-        if self.is_unread(batch):
-            return self.with_state(batch, self.forward_train)
+        if self.has_raw_sequences(batch):
+            return self.run_memories(batch, self.forward_train)
         return {"value_outputs": self.value_outputs(batch)}
 
     def value_outputs(self, batch: Batch) -> Tensor:
-        """Return logits of the atoms, or quantiles, `[N, A, K]`."""
+        """Return the logits of atoms, or the quantiles, `[N, A, K]`."""
         advantages, value = self._advantages_and_value(batch)
         outputs = advantages.unflatten(-1, (-1, self.num_outputs))
         if value is not None:
@@ -140,7 +149,10 @@ class DistributionalQModule(DefaultQModule):
         return outputs.mean(-1) if self.value_range is None else self.mean_of_probs(outputs.softmax(-1))
 
     def get_non_inference_attributes(self) -> list[str]:
-        """Return nothing for atoms with `dueling`: the value's logits change which action has the largest mean."""
+        """Return the parts that acting does not need. Atoms with `dueling` need all of them.
+
+        A value's logits are added before the softmax, so they change which action has the largest mean.
+        """
         config = ModelConfig.of(self.model_config)
         needs_value = config.dueling and config.value_range is not None
         return [] if needs_value else super().get_non_inference_attributes()
@@ -150,7 +162,7 @@ class DistributionalQModule(DefaultQModule):
         return probs @ self.atoms.to(probs.dtype)
 
     def mean_of_array(self, outputs: np.ndarray) -> np.ndarray:
-        """Return the means `[N, A]` of what the head gives out, `[N, A * K]`, as `mean_values` does."""
+        """Return the means `[N, A]` of the head's outputs `[N, A * K]`. Like `mean_values`, in numpy."""
         outputs = outputs.reshape(len(outputs), -1, self.num_outputs)
         if self.value_range is None:
             return np.asarray(outputs.mean(-1))
@@ -159,23 +171,27 @@ class DistributionalQModule(DefaultQModule):
 
 
 class ImplicitQuantileModule(DefaultQModule):
-    """Computes quantiles of the return of each action at any levels (Dabney et al. 2018, arXiv:1806.06923).
+    """Quantiles of the return of each action at any levels (Dabney et al. 2018, arXiv:1806.06923).
 
-    Features are multiplied with an embedding of the level, of `num_cosines` cosines (equation 4), and go through one
-    more hidden layer and the head. A batch has the levels as `"level_noise"` `[N, K]`; without them, as in acting, they
-    are the middles of `num_value_outputs` equal parts of [0, 1], the same each time.
+    The features are multiplied by an embedding of the level t, and pass one more hidden layer and the head. The
+    embedding is a dense layer with relu on `cos(pi i t)` for i from 0 to `num_cosines - 1` (equation 4).
 
-    With `dueling` quantiles are put together as `DefaultQModule` does with values. Acting takes the largest mean.
+    A batch has its levels as `"level_noise"` `[N, K]`. Without them, as in acting, the levels are the midpoints of
+    `num_value_outputs` equal parts of [0, 1].
+
+    With `dueling`, each quantile is computed from a value and advantages like the values of `DefaultQModule`. Acting
+    takes the action with the largest mean.
     """
 
     def setup(self) -> None:
         super().setup()
-        config, width = ModelConfig.of(self.model_config), self.encoder.output_size
+        config = ModelConfig.of(self.model_config)
+        width = self.encoder.output_size
         gain = config.hidden_gain if config.orthogonal_init else None
         self.embedding = make_mlp(config.num_cosines, (width,), "relu", gain)
-        one_more = partial(make_mlp, width, (width,), config.activation, gain, config.noisy_sigma)
-        self.hidden = one_more()
-        self.value_hidden = None if self.value_head is None else one_more()
+        make_hidden = partial(make_mlp, width, (width,), config.activation, gain, config.noisy_sigma)
+        self.hidden = make_hidden()
+        self.value_hidden = None if self.value_head is None else make_hidden()
         self.noise_size = allocate_noise(self)
         levels = (torch.arange(config.num_value_outputs) + 0.5) / config.num_value_outputs
         self.middles: Tensor
@@ -184,21 +200,22 @@ class ImplicitQuantileModule(DefaultQModule):
         self.register_buffer("frequencies", math.pi * torch.arange(config.num_cosines), persistent=False)
 
     def _forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Return what acting needs: `"action_dist_inputs"` `[N, A]`, the means."""
-        return {"action_dist_inputs": self.masked(batch, self.mean_values(self.value_outputs(batch)))}
+        """Return the outputs for acting: the means, as `"action_dist_inputs"` `[N, A]`."""
+        values = self.mean_values(self.value_outputs(batch))
+        return {"action_dist_inputs": self.masked(batch, values)}
 
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
-        """Return `"value_outputs"` `[N, A, K]` and their levels, `"levels"` `[N, K]` (`[K]` without noise)."""
-        if self.is_unread(batch):
-            return self.with_state(batch, self.forward_train)
+        """Return `"value_outputs"` `[N, A, K]`, and their `"levels"` `[N, K]` (`[K]` without noise)."""
+        if self.has_raw_sequences(batch):
+            return self.run_memories(batch, self.forward_train)
         return {"value_outputs": self.value_outputs(batch), "levels": self.levels_of(batch)}
 
     def levels_of(self, batch: Batch) -> Tensor:
-        """Return the levels `[N, K]` that the batch asks for, uniform in [0, 1]; without them those of acting `[K]`."""
+        """Return the batch's levels `[N, K]`, uniform in [0, 1]; if it has none, those of acting, `[K]`."""
         return torch.special.ndtr(batch[LEVEL_NOISE]) if LEVEL_NOISE in batch else self.middles
 
     def value_outputs(self, batch: Batch) -> Tensor:
-        """Return quantiles `[N, A, K]`."""
+        """Return the quantiles `[N, A, K]`."""
         return super().value_outputs(batch).transpose(-1, -2)
 
     def mean_values(self, outputs: Tensor) -> Tensor:
@@ -209,9 +226,10 @@ class ImplicitQuantileModule(DefaultQModule):
         return [*super().get_non_inference_attributes(), "value_hidden"]
 
     def _run_heads(self, batch: Batch) -> Sequence[Any]:
-        """Return the outputs of the two heads, `[N, K, A]` and `[N, K, 1]`; without `dueling` there is one."""
+        """Return the outputs of the two heads, `[N, K, A]` and `[N, K, 1]`. The second is None without `dueling`."""
         dtype = self.policy_head.weight.dtype
-        embedded = self.embedding((self.levels_of(batch).unsqueeze(-1) * self.frequencies).cos().to(dtype))
+        cosines = (self.levels_of(batch).unsqueeze(-1) * self.frequencies).cos()
+        embedded = self.embedding(cosines.to(dtype))
         features = self._features(batch, self.encoder)
         advantages = self.policy_head(self.hidden(features.unsqueeze(-2) * embedded))
         if self.value_head is None or self.value_hidden is None:
@@ -221,6 +239,6 @@ class ImplicitQuantileModule(DefaultQModule):
         return advantages, self.value_head(self.value_hidden(features.unsqueeze(-2) * embedded))
 
     def _features(self, batch: Batch, encoder: Callable[..., Tensor]) -> Tensor:
-        """Return the features `[N, F]`, those that are remembered where there is a memory."""
+        """Return the features `[N, F]`: the memory's, if there is one, else the encoder's."""
         obs = batch["obs"]
-        return trained(obs.features) if self.has_memory else encoder(*self._inputs(batch))
+        return require_part(obs.features) if self.has_memory else encoder(*self._inputs(batch))
