@@ -1,4 +1,4 @@
-"""What the tables of scenarios share: a task of known returns, trainers on it, and what a run leaves to look at."""
+"""Tools of the trainer's scenarios: a task of known returns, small trainers on it, and the outcome of a run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from gymnasium import spaces
 from trainer_tools import Recorder, RecordingLogger, by_hand
 
 from lockstep import A2CConfig, BCConfig, DQNConfig, SampleBatch
+from lockstep.trainer import Callback
 
 NUM_ENVS, LENGTH = 2, 4
 KINDS = ("on", "off")
@@ -89,31 +90,77 @@ class Outcome:
     updates: int
     log: list[str] = field(repr=False)
     trainer: Any = field(repr=False)
+    gradient_steps_by_update: list[int] = field(default_factory=list)
+    """Gradient steps of the run so far, after the update of each collect."""
+
+    @property
+    def steps_in_all(self) -> int:
+        """The steps that the trainer announces."""
+        return self.trainer.steps_in_all
+
+    @property
+    def last_epoch_is_evaluated(self) -> bool:
+        """Whether the last evaluation is that of the last epoch."""
+        return self.trainer.last_test is self.trainer.history[-1].test_collect_stat
 
 
-def play(kind: str, *, scores: Any = None, stop_at: float | None = None, **options: Any) -> Outcome:
-    """Runs a trainer (on, off or offline); `scores`: what evaluations say, `stop_at`: the one that is enough."""
+class GradientSteps(Callback):
+    """Notes the gradient steps of the run before each update, and at its end. An update may make none."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+
+    def on_collect_end(self, event: Any) -> None:
+        self.counts.append(event.gradient_step)
+
+    def on_run_end(self, event: Any) -> None:
+        self.counts.append(event.gradient_step)
+
+
+def play(
+    kind: str,
+    *,
+    scores: Any = None,
+    stop_at: float | None = None,
+    configured: dict[str, Any] | None = None,
+    **options: Any,
+) -> Outcome:
+    """Runs a trainer (on, off or offline) and returns the outcome.
+
+    `scores`: the scores of the evaluations. `stop_at`: the score that ends the run. `configured`: options of
+    `reporting(...)` for a trainer that a configuration builds; without it the trainer is made by hand. `options`: those
+    of the trainer; one that a configuration builds takes `evaluate` and `callbacks` only.
+    """
     log: list[str] = []
     saves: list[tuple[int, int, int]] = []
     best: list[Any] = []
+    counting = GradientSteps()
     evaluate = options.get("evaluate", True)
-    if scores is not None:
-        left = iter(scores)
-        options["compute_score_fn"] = lambda stats: next(left)
-    if stop_at is not None:
-        options["stop_fn"] = lambda score: score >= stop_at
-    if evaluate:
-        options.setdefault("save_best_fn", best.append)
-    options.setdefault("save_checkpoint_fn", lambda *where: saves.append(where))
-    options["callbacks"] = [*options.get("callbacks", ()), Recorder(log)]
-    options["logger"] = RecordingLogger(log)
-    trainer = trainer_of(kind, **options)
+    callbacks = [*options.pop("callbacks", ()), counting, Recorder(log)]
+    if configured is not None:
+        config = config_of(kind).reporting(**configured)
+        if not evaluate:
+            config.evaluation(evaluation_interval=0)
+        trainer = config.build_trainer(callbacks=callbacks)
+        trainer.logger = RecordingLogger(log)
+    else:
+        if scores is not None:
+            left = iter(scores)
+            options["compute_score_fn"] = lambda stats: next(left)
+        if stop_at is not None:
+            options["stop_fn"] = lambda score: score >= stop_at
+        if evaluate:
+            options.setdefault("save_best_fn", best.append)
+        options.setdefault("save_checkpoint_fn", lambda *where: saves.append(where))
+        trainer = trainer_of(kind, callbacks=callbacks, logger=RecordingLogger(log), **options)
     error = None
     try:
         trainer.run()
     except Exception as raised:
         error = raised
-    return outcome_of(trainer, error, best, saves, log)
+    outcome = outcome_of(trainer, error, best, saves, log)
+    outcome.gradient_steps_by_update = counting.counts[1:]
+    return outcome
 
 
 def outcome_of(trainer: Any, error: Any = None, best: Any = (), saves: Any = (), log: Sequence[str] = ()) -> Outcome:
@@ -123,3 +170,8 @@ def outcome_of(trainer: Any, error: Any = None, best: Any = (), saves: Any = (),
     counted = (len(info.history), steps, info.train_step, info.gradient_step, info.test_episode // 2)
     saved = (len(best), list(saves), log.count("UpdateEnd"), list(log))
     return Outcome(info.stop_reason, error, *counted, info.best_score, info.best_epoch, *saved, trainer)
+
+
+def position(kind: str, updates: int) -> tuple[int, int]:
+    """The environment steps and gradient steps after a number of updates."""
+    return (0, updates // 2 * 70 + updates % 2 * 64) if kind == "offline" else (8 * updates, updates)

@@ -1,4 +1,4 @@
-"""How a run on collected rollouts ends: callbacks, interrupts, errors, losses that are not finite."""
+"""How a run ends: callbacks, interrupts and errors in hooks, losses that are not finite, environments that exit."""
 
 import math
 import os
@@ -8,7 +8,8 @@ import threading
 
 import pytest
 from agent_games import CountingGame, game_config
-from trainer_tools import Recorder, build
+from scenario_tools import KINDS, TRAINERS, trainer_of
+from trainer_tools import At, Recorder, RecordingLogger, build
 
 from lockstep import PPOConfig
 from lockstep.envs import EnvironmentStepError
@@ -21,21 +22,16 @@ from lockstep_sb3.common.vec_env import DummyVecEnv
 from lockstep_sb3.common.vec_env.base_vec_env import VecEnvWrapper
 
 
-def test_early_stop_at_a_threshold_after_patience_and_after_a_time():
-    scores = iter([1.0, 5.0, 3.0, 9.0])
-    trainer = build(max_epoch=9, compute_score_fn=lambda stats: next(scores), callbacks=[EarlyStop(threshold=9.0)])
-    assert trainer.run().stop_reason == "score 9 reached the threshold 9"
+def test_early_stop_counts_from_zero_in_a_new_run():
     scores = iter([1.0, 5.0, 3.0, 4.0, 6.0, 7.0])
-    patient = EarlyStop(patience=2)
-    trainer = build(max_epoch=9, compute_score_fn=lambda stats: next(scores), callbacks=[patient])
+    trainer = build(max_epoch=9, compute_score_fn=lambda stats: next(scores), callbacks=[EarlyStop(patience=2)])
     assert trainer.run().stop_reason == "no better score in 2 evaluations"
-    assert trainer.epoch == 3
     scores = iter([1.0, 2.0, 1.5, 3.0])
     trainer.max_epoch = 3
-    assert trainer.run().stop_reason == "max_epoch"  # a new run counts from zero
-    quick = build(max_epoch=9, callbacks=[EarlyStop(time_limit_s=1e-9)])
-    assert quick.run().stop_reason == "time limit of 1e-09 s"
-    assert build(max_epoch=1, callbacks=[EarlyStop(time_limit_s=1e6)]).run().stop_reason == "max_epoch"
+    assert trainer.run().stop_reason == "max_epoch"
+
+
+def test_early_stop_without_a_criterion_is_refused():
     with pytest.raises(ValueError, match="threshold, patience or time_limit_s"):
         EarlyStop()
 
@@ -84,6 +80,70 @@ def test_a_last_checkpoint_that_fails_too_does_not_hide_the_first_error():
     with pytest.raises(LookupError, match="first") as caught:
         build(train_fn=fail, save_checkpoint_fn=fail_too).run()
     assert caught.value.__notes__ == ["the run could not be ended in order either: second"]
+
+
+HOOKS = ["train_fn", "test_fn", "stop_fn", "compute_score_fn", "save_best_fn", "save_checkpoint_fn", "RunStart"]
+HOOKS += ["UpdateEnd", "EvaluationEnd", "CheckpointSaved", "EpochEnd", "logger"]
+COLLECTOR_HOOKS = ["on_step_hook", "on_episode_done_hook", "CollectEnd"]
+BROKEN = [(hook, kind) for hook in HOOKS for kind in TRAINERS]
+BROKEN += [(hook, kind) for hook in COLLECTOR_HOOKS for kind in KINDS]
+
+
+def broken(kind, hook, error, saves):
+    """A trainer whose hook raises, once; the others do nothing."""
+    once = [error]
+
+    def fail(*arguments, **options):
+        if once:
+            raise once.pop()
+        return 0.0 if hook == "compute_score_fn" else None
+
+    options = {"save_checkpoint_fn": lambda *where: (saves.append(where), "somewhere")[1]}
+    if hook.endswith("_fn"):
+        options[hook] = fail
+    if kind == "offline":
+        options["step_per_epoch"] = 4
+    log = []
+    watchers = [At(hook, None, error)] if hook[0].isupper() else []
+    trainer = trainer_of(kind, callbacks=[*watchers, Recorder(log)], logger=RecordingLogger(log), **options)
+    if hook.startswith("on_"):
+        setattr(trainer.train_collector, hook, fail)
+    if hook == "logger":
+        trainer.logger.log = fail
+    return trainer, log
+
+
+@pytest.mark.parametrize("hook, kind", [*BROKEN, *(("RunEnd", kind) for kind in TRAINERS)])
+def test_an_exception_in_a_hook_ends_the_run_in_order_and_arrives_whole(hook, kind):
+    saves, error = [], LookupError("mine")
+    trainer, log = broken(kind, hook, error, saves)
+    with pytest.raises(LookupError, match="mine") as caught:
+        trainer.run()
+    assert caught.value is error
+    assert trainer.stop_reason == ("max_epoch" if hook == "RunEnd" else "error")
+    assert log[-2:] == ["RunEnd", "finalize"]
+    if hook != "save_checkpoint_fn":
+        assert saves[-1] == (trainer.epoch, trainer.env_step, trainer.gradient_step)
+        assert len(set(saves)) == len(saves)
+    info = trainer.run()  # the trainer is as good as new
+    counts = (0, 12) if kind == "offline" else (48, 6)
+    assert (info.stop_reason, info.train_step, info.gradient_step) == ("max_epoch", *counts)
+
+
+WITHIN_A_STEP = ("on_step_hook", "on_episode_done_hook", "CollectEnd")
+"""Hooks that are called while a training step is under way: no run could continue from the state at that moment."""
+
+
+@pytest.mark.parametrize("hook, kind", BROKEN)
+def test_an_interrupt_in_a_hook_ends_the_run_in_order_without_an_exception(hook, kind):
+    saves = []
+    trainer, log = broken(kind, hook, KeyboardInterrupt(), saves)
+    assert trainer.run().stop_reason == "interrupted"
+    assert log[-2:] == ["RunEnd", "finalize"]
+    if hook in WITHIN_A_STEP:
+        assert saves == []
+    elif hook != "save_checkpoint_fn":
+        assert saves[-1] == (trainer.epoch, trainer.env_step, trainer.gradient_step)
 
 
 def spoil(trainer, factor, env_step=None):

@@ -8,8 +8,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from parts import fast_if, one_in
-from scenario_tools import KINDS, Paying, config_of, trainer_of
-from trainer_tools import At, Recorder, by_hand, collected, learned, records_of, without_wall_time
+from scenario_tools import KINDS, TRAINERS, Paying, config_of, position, trainer_of
+from trainer_tools import At, Recorder, Stops, by_hand, collected, learned, records_of, without_wall_time
 
 from lockstep import Collector
 from lockstep.replay import VectorReplayBuffer
@@ -420,3 +420,54 @@ def test_pending_records_of_an_interrupted_run_equal_those_of_a_whole_one(kind, 
     straight = run("straight")
     run("again", At("UpdateEnd", 24, KeyboardInterrupt()))
     assert run("again", go_on_from=newest_checkpoint(folder / "again")) == straight
+
+
+@pytest.mark.parametrize("at", fast_if((2, 3).__contains__, [1, 2, 3, 4, 5]))
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_a_run_resumes_from_a_checkpoint_after_each_update(kind, at, folder):
+    """Interrupted after the `at`-th update, inside an epoch or at its end; a new trainer goes on from there."""
+    whole, again = trainer_of(kind), trainer_of(kind)
+    whole.run()
+    stopped = trainer_of(kind, callbacks=[Stops("UpdateEnd", "interrupted", at=at)])
+    assert stopped.run().stop_reason == "interrupted"
+    restore_trainer(again, save_trainer(stopped, folder / "checkpoint"))
+    again.run()
+    assert (again.env_step, again.gradient_step) == position(kind, 6)
+    assert getattr(again, "samples_seen", 0) == getattr(whole, "samples_seen", 0)
+    assert learned(again) == learned(whole)
+
+
+def lengths_of(trainer):
+    return [stats.train_collect_stat.n_collected_steps for stats in trainer.history]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_longer_run_continues_inside_its_short_epoch_bit_for_bit(kind, folder):
+    """Epochs end where those of a run do that had that length from the beginning."""
+    config = config_of(kind)
+    short, longer, straight = (config.copy().reporting(total_steps=n).build_trainer() for n in (24, 64, 64))
+    short.run()
+    restore_trainer(longer, save_trainer(short, folder / "checkpoint"))
+    longer.run()
+    straight.run()
+    assert [stats.info_stat.train_step for stats in longer.history] == [16, 24, 32, 48, 64]
+    assert [stats.epoch for stats in longer.history] == [1, 2, 2, 3, 4]
+    assert lengths_of(longer) == [16, 8, 8, 16, 16]
+    assert learned(longer) == learned(straight)
+    longer.test_collector = straight.test_collector = None  # it has made one evaluation more
+    assert collected(longer) == collected(straight)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_interrupted_before_its_last_evaluation_resumes_with_it(kind, folder):
+    config = config_of(kind).reporting(total_steps=40)
+    first, again = config.build_trainer(callbacks=[At("UpdateEnd", 40, KeyboardInterrupt())]), config.build_trainer()
+    assert first.run().stop_reason == "interrupted"
+    restore_trainer(again, save_trainer(first, folder / "checkpoint"))
+    assert not again.is_complete
+    again.run()
+    assert again.is_complete
+    straight = config.build_trainer()
+    straight.run()
+    assert (again.env_step, again.test_episode, lengths_of(again)) == (40, 8, [16, 16, 8])
+    assert (learned(again), collected(again)) == (learned(straight), collected(straight))

@@ -2,16 +2,17 @@
 
 import subprocess
 import sys
+import warnings
 from functools import partial
 
 import gymnasium as gym
 import pytest
 from gymnasium.vector import SyncVectorEnv
-from scenario_tools import KINDS, trainer_of
-from trainer_tools import Recorder, build, config_for
+from scenario_tools import KINDS, TRAINERS, outcome_of, position, trainer_of
+from trainer_tools import Recorder, build, config_for, learned, noting
 
 from lockstep import Collector
-from lockstep.tracking.statistics import EpochStats, InfoStats
+from lockstep.tracking.statistics import EpochStats, InfoStats, TimingStats
 from lockstep.trainer import Callback
 
 
@@ -237,3 +238,114 @@ def test_a_run_loads_nothing_that_it_does_not_use():
     done = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_events_come_in_the_order_of_the_contract(kind):
+    log = []
+    options = noting(log)
+    note = options.pop("save_checkpoint_fn")
+    trainer = trainer_of(kind, max_epoch=2, save_checkpoint_fn=lambda *where: note(*where) or "somewhere", **options)
+    for collector, name in ((trainer.train_collector, "train"), (trainer.test_collector, "test")):
+        if collector is not None:
+            collector.on_step_hook = lambda step, name=name: log.append(name) if log[-1] != name else None
+    log.extend(f"epoch {stats.epoch}" for stats in trainer)
+
+    def evaluation(epoch, updates):
+        step, gradient_step = position(kind, updates)
+        test = [f"test_fn {epoch} {step}", "test", "score", f"log test {step or gradient_step}"]
+        return [*test, "EvaluationEnd", "save_best", "stop_fn"]
+
+    def update(epoch, updates):
+        step, gradient_step = position(kind, updates)
+        collect = [] if kind == "offline" else ["train", f"log train {step}", "CollectEnd"]
+        called = f"train_fn {epoch} {position(kind, updates - 1)[0]}"
+        return [called, *collect, f"log update {gradient_step}", "UpdateEnd"]
+
+    def end(epoch, updates):
+        saved = [f"checkpoint {(epoch, *position(kind, updates))}", "CheckpointSaved"]
+        return [*saved, f"log info {epoch}", "EpochEnd", f"epoch {epoch}"]
+
+    first = [*update(1, 1), *update(1, 2), *evaluation(1, 2), *end(1, 2)]
+    second = [*update(2, 3), *update(2, 4), *evaluation(2, 4), *end(2, 4)]
+    assert log == ["RunStart", *evaluation(0, 0), *first, *second, "RunEnd", "finalize"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_returns_and_lengths_span_collects_of_whole_episodes(kind):
+    trainer = trainer_of(
+        kind, step_per_collect=6, step_per_epoch=18, max_epoch=2
+    )  # three vector steps, episodes of four
+    first, second = list(trainer)
+    assert first.train_collect_stat.returns.tolist() == [-4.0] * 4
+    assert first.train_collect_stat.lens.tolist() == [4] * 4
+    assert second.train_collect_stat.n_collected_episodes == 4
+    assert trainer.info().train_episode == 8
+
+
+@pytest.mark.parametrize("after", ["the end", "an interrupt", "an error", "one epoch"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trainer_is_reset_and_run_again_after(kind, after):
+    class Once(Callback):
+        left = 1
+
+        def on_update_end(self, event):
+            if event.env_step == 24 and self.left and after != "the end":
+                self.left = 0
+                raise KeyboardInterrupt if after == "an interrupt" else LookupError("once")
+
+    options = {"update_per_step": 0.3} if kind == "off" else {}
+    trainer = trainer_of(kind, callbacks=[] if after in ("the end", "one epoch") else [Once()], **options)
+    if after == "one epoch":
+        next(trainer)
+    elif after == "an error":
+        with pytest.raises(LookupError):
+            trainer.run()
+    else:
+        trainer.run()
+    trainer.reset(reset_buffer=True)
+    zero = outcome_of(trainer)
+    assert (zero.env_step, zero.gradient_step, zero.evaluations, zero.best, zero.reason, zero.epochs) == (
+        *(0, 0, 0, None, None, 0),
+    )
+    assert (trainer.info().timing, trainer.last_test, trainer.history) == (TimingStats(), None, [])
+    assert len(trainer.buffer.episodes() if kind == "on" else trainer.buffer) == 0
+    assert [stats.epoch for stats in trainer] == [1, 2, 3]
+    again = outcome_of(trainer)
+    updates = 6 if kind == "on" else 14  # 48 * 0.3: the fraction begins anew too
+    assert (again.env_step, again.gradient_step, again.steps) == (48, updates, [16] * 3)
+
+
+def test_two_kinds_of_trainers_alternate_in_a_zip_as_if_alone():
+    on, off = trainer_of("on"), trainer_of("off", max_epoch=2)
+    assert [(a.epoch, b.epoch) for a, b in zip(off, on)] == [(1, 1), (2, 2)]
+    assert (off.stop_reason, on.stop_reason) == ("max_epoch", None)
+    assert next(on).epoch == 3
+    for trainer in (on, off):
+        with pytest.raises(StopIteration):
+            next(trainer)
+    for kind, trainer in (("on", on), ("off", off)):
+        alone = trainer_of(kind, max_epoch=trainer.max_epoch)
+        alone.run()
+        assert learned(alone) == learned(trainer)
+
+
+def test_a_score_that_is_no_number_at_all_is_told():
+    with pytest.raises(TypeError, match="compute_score_fn returned None; it must return a number"):
+        trainer_of("on", compute_score_fn=lambda stats: None).run()
+
+
+def test_test_in_train_is_off_with_a_warning_where_it_cannot_work():
+    with pytest.warns(UserWarning, match="test_in_train=True is off"):
+        trainer = trainer_of("off", test_in_train=True)
+    assert not trainer.test_in_train
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert trainer_of("off", test_in_train=True, stop_fn=bool).test_in_train
+
+
+def test_total_steps_by_hand_are_those_of_each_run():
+    trainer = trainer_of("on", max_epoch=9, total_steps=24)
+    assert [trainer.run().train_step for _ in range(2)] == [24, 24]
+    with pytest.raises(ValueError, match="total_steps=0 is not allowed"):
+        trainer_of("on", total_steps=0)

@@ -18,29 +18,6 @@ from lockstep.trainer.build import RunLength
 off = partial(trainer_of, "off")
 
 
-@pytest.mark.parametrize(
-    "update_per_step, step_per_collect, expected",
-    [
-        (0.25, 4, [1, 2, 3, 4, 5, 6]),
-        (0.25, 8, [2, 4, 6]),
-        (0.1, 4, [0, 0, 1, 1, 2, 2]),
-        (3, 4, [12, 24, 36]),
-        (0.29, 20, [5, 11, 17, 23, 29]),  # 0.29 * 100 is less than 29
-        (1 / 3, 8, [2, 5, 8, 10, 13, 16]),
-        (0.01, 4, [0] * 24 + [1]),
-    ],
-)
-def test_the_fraction_of_update_per_step_is_carried_over(update_per_step, step_per_collect, expected):
-    total = step_per_collect * len(expected)
-    trainer = off(update_per_step=update_per_step, step_per_collect=step_per_collect, step_per_epoch=total)
-    trainer.reset()
-    done = []
-    for _ in expected:
-        trainer.training_step()
-        done.append(trainer.gradient_step)
-    assert done == expected
-
-
 def test_the_first_steps_are_random_and_not_learned_from():
     trainer, seen = off(max_epoch=2, step_per_epoch=20, step_per_collect=4, update_per_step=1, learning_starts=10), []
     collect = trainer.train_collector.collect
