@@ -32,7 +32,7 @@ def rows_of(root):
     return bench.read_rows(RECIPE, root / "draft")
 
 
-def test_a_row_says_all_that_makes_the_result_again(root):
+def test_a_row_has_all_that_reproduces_the_result(root):
     first, second = rows_of(root)
     assert [first["seed"], second["seed"]] == [0, 1]
     assert first["weights_sha256"] != second["weights_sha256"]
@@ -48,14 +48,14 @@ def test_a_row_says_all_that_makes_the_result_again(root):
     assert first["command"] == words
 
 
-def test_seeds_that_are_there_are_not_run_again(root, capfd):
+def test_seeds_with_results_are_not_run_again(root, capfd):
     before = rows_of(root)
     assert main([*SHORT, "--seeds", "2", "--root", str(root)]) == 0
     assert "0 of 2 seeds to run" in capfd.readouterr().out
     assert rows_of(root) == before
 
 
-def test_a_row_is_made_again_from_its_settings(root, tmp_path, capfd):
+def test_a_row_is_reproduced_from_its_settings(root, tmp_path, capfd):
     command = ["bench", "repeat", "ppo", "CartPole-v1", "--draft", "--first-seed", "1", "--seeds", "1"]
     before = rows_of(root)
     assert main([*command, "--root", str(root)]) == 0
@@ -66,7 +66,7 @@ def test_a_row_is_made_again_from_its_settings(root, tmp_path, capfd):
 
 
 @pytest.mark.faults
-def test_a_seed_that_is_killed_goes_on_and_ends_with_the_same_bits(root, tmp_path):
+def test_a_killed_seed_continues_and_ends_with_the_same_bits(root, tmp_path):
     command = [sys.executable, "-m", "lockstep.cli", *SHORT, "--first-seed", "1", "--seeds", "1", "--root"]
     process = subprocess.Popen([*command, str(tmp_path)], start_new_session=True, stdout=subprocess.DEVNULL)
     try:
@@ -88,7 +88,7 @@ def test_a_seed_that_is_killed_goes_on_and_ends_with_the_same_bits(root, tmp_pat
 
 
 @pytest.mark.faults
-def test_no_seed_goes_on_when_its_command_is_killed(tmp_path):
+def test_seeds_stop_when_their_command_is_killed(tmp_path):
     long = ["--set", "reporting.total_steps=10_000_000", "--set", "reporting.steps_per_epoch=1000"]
     command = [sys.executable, "-m", "lockstep.cli", *SHORT[:5], *long, "--seeds", "1", "--root", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -107,7 +107,7 @@ def test_no_seed_goes_on_when_its_command_is_killed(tmp_path):
     ],
     ids=["environment", "algorithm", "settings", "jobs"],
 )
-def test_what_cannot_be_run_is_refused_by_name(words, expected, root, capfd):
+def test_seeds_that_cannot_run_are_refused_by_name(words, expected, root, capfd):
     before = rows_of(root)
     assert main([*words, "--root", str(root)]) == 2
     said = capfd.readouterr().err

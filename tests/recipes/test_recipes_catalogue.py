@@ -58,14 +58,14 @@ def test_each_call_makes_a_new_configuration(recipe):
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=name)
-def test_a_recipe_survives_its_file(recipe):
+def test_a_recipe_can_be_saved_and_loaded(recipe):
     """`config.json` of a run gives back the same settings."""
     data = json.loads(recipe.config().to_json())
     assert get_config(recipe.algorithm).update_from_dict(data).to_dict() == recipe.config().to_dict()
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=name)
-def test_a_run_ends_at_its_very_last_step(recipe):
+def test_a_run_ends_at_exactly_its_last_step(recipe):
     """Rollouts divide epochs and minibatches divide rollouts; a learning rate that falls ends at zero there."""
     config = recipe.config()
     batch, envs = config.train_batch_size, config.num_envs_per_env_runner

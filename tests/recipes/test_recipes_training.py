@@ -21,7 +21,7 @@ def command_line(*words):
 
 
 @pytest.mark.parametrize("recipe", one_in(5, RECIPES), ids=lambda recipe: f"{recipe.algorithm}-{recipe.env}")
-def test_the_same_words_give_the_same_settings_in_python_and_the_command(recipe):
+def test_python_and_the_command_give_the_same_settings(recipe):
     here = find_settings(recipe.algorithm, recipe.env)
     assert here == command_line(recipe.algorithm, recipe.env)
     assert here.config == recipe.config()

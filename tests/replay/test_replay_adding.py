@@ -41,7 +41,7 @@ def several(steps):
     prioritized=st.booleans(),
     out_of_line=st.booleans(),
 )
-def test_several_steps_at_once_are_added_as_one_after_another(pieces, number, prioritized, out_of_line):
+def test_several_steps_added_at_once_equal_steps_added_one_by_one(pieces, number, prioritized, out_of_line):
     rng = np.random.default_rng(0)
     kind = PrioritizedVectorReplayBuffer if prioritized else VectorReplayBuffer
     short, long = kind(5 * number, number), kind(5 * number, number)
@@ -70,7 +70,7 @@ def test_several_steps_at_once_are_added_as_one_after_another(pieces, number, pr
     ],
     ids=["order", "dtype", "strides", "list", "list-of-integers", "flags-as-bytes", "tensor"],
 )
-def test_rows_that_need_more_than_copying_are_stored_alike(name, change):
+def test_rows_that_are_converted_are_stored_equally_in_both_ways(name, change):
     steps = [rows(2, 10 * t) for t in range(3)]
     plain, one_by_one, at_once = buffers = [VectorReplayBuffer(20, 2) for _ in range(3)]
     for buffer in buffers:
@@ -86,7 +86,7 @@ def test_rows_that_need_more_than_copying_are_stored_alike(name, change):
         at_once.add_steps({**batch, "obs": batch["obs"][:1]})
 
 
-def test_a_buffer_with_an_add_of_its_own_gets_each_step():
+def test_a_subclass_that_overrides_add_gets_each_step():
     class Counting(VectorReplayBuffer):
         added = 0
 

@@ -242,7 +242,7 @@ def test_a_256_sample_from_8_sub_buffers_hits_about_226_distinct_offsets():
         np.testing.assert_allclose(shares / shares.sum(), 1 / 8, atol=0.01)
 
 
-def test_every_stored_row_is_drawn_alike_whatever_the_sub_buffers_hold():
+def test_every_row_is_equally_likely_with_unequal_sub_buffers():
     buffer = VectorReplayBuffer(30, 3)
     for step in range(12):
         buffer.add(rows(1, step), [0])
@@ -284,7 +284,7 @@ def test_a_reset_within_an_episode_writes_a_boundary_that_nothing_crosses():
         assert after["obs"][0, :, 0].tolist() == [20, 20, 20]
 
 
-def test_rows_that_do_not_follow_each_other_are_no_episode():
+def test_rows_that_do_not_follow_each_other_are_different_episodes():
     buffer = ReplayBuffer(10, ignore_obs_next=True)
     for step in (0, 1, 7, 8):
         buffer.add(rows(1, step))

@@ -63,7 +63,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("kind", OPTIONS)
 @pytest.mark.parametrize("num_steps", [0, 7, 40])
-def test_state_and_saved_files_go_on_bit_by_bit_generators_included(kind, num_steps, tmp_path):
+def test_states_and_saved_files_continue_bit_for_bit(kind, num_steps, tmp_path):
     def make(**more):
         return ReplayBuffer(48, buffer_num=3, seed=5, **OPTIONS[kind], **more)
 
@@ -195,7 +195,7 @@ def test_saved_files_are_safe_and_say_what_they_are(tmp_path):
         ReplayBuffer.load(other)
 
 
-def test_functions_are_in_no_file_and_are_asked_for(tmp_path):
+def test_functions_are_not_saved_and_must_be_given_to_load(tmp_path):
     path = fill(HERReplayBuffer(30, reach), 20).save(tmp_path / "her")
     with pytest.raises(ValueError, match="hindsight"):
         ReplayBuffer.load(path)
@@ -206,7 +206,7 @@ def test_functions_are_in_no_file_and_are_asked_for(tmp_path):
     assert ReplayBuffer.load(path, beta=0.7).priorities.beta(0) == 0.7
 
 
-def test_memory_mapped_columns_lie_in_files_that_go_with_the_buffer(tmp_path):
+def test_memory_mapped_files_are_removed_with_their_buffer(tmp_path):
     kept = fill_from_counting(ReplayBuffer(20, storage="memmap", directory=tmp_path / "kept"), 9)
     assert sorted(file.name for file in (tmp_path / "kept").iterdir()) == [
         "actions.bin", "new_obs.bin", "obs.bin", "rewards.bin",
@@ -330,7 +330,7 @@ def test_an_update_that_does_not_fit_writes_nothing(shared):
         tree_equal(buffer.get_state(), before)
 
 
-def test_reset_keeps_statistics_where_asked():
+def test_reset_keeps_statistics_on_request():
     for keep, expected in ((False, (10, 1)), (True, (13, 3))):
         buffer = ReplayBuffer(6)
         buffer.add(rows(1, 1))
@@ -347,7 +347,7 @@ def test_reset_keeps_statistics_where_asked():
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("stack", [1, 3])
-def test_hasnull_and_dropnull_leave_a_buffer_that_goes_on(shared, stack):
+def test_dropnull_leaves_a_buffer_that_continues(shared, stack):
     buffer = VectorReplayBuffer(16, 2, ignore_obs_next=shared, stack_num=stack, n_step=2, gamma=0.5)
     for step in range(6):
         batch = rows(2, 10 * step)
@@ -373,7 +373,7 @@ def test_hasnull_and_dropnull_leave_a_buffer_that_goes_on(shared, stack):
 
 
 @pytest.mark.parametrize("place", ["obs", "new_obs"])
-def test_hasnull_and_dropnull_look_into_nested_observations(place):
+def test_hasnull_and_dropnull_search_nested_observations(place):
     def nested(values):
         return {"step": np.zeros(1, np.int64), "rest": ({"far": values.astype(np.float32)},)}
 
@@ -443,7 +443,7 @@ def test_extend_reads_episodes_by_flags_or_eps_id_and_keeps_the_last_rows():
     assert two.ring.count.tolist() == [3, 6]
 
 
-def test_batches_joined_with_the_same_eps_id_stay_episodes_of_their_own():
+def test_joined_batches_with_equal_eps_ids_stay_separate_episodes():
     part = ReplayBuffer(10)
     for step in range(3):
         part.add(rows(1, first=step))
@@ -462,7 +462,7 @@ def test_rows_of_one_eps_id_are_one_episode_of_each_agent(more, rewards):
     assert ReplayBuffer.from_batch(batch, n_step=5, gamma=1.0).all()["rewards"].tolist() == rewards
 
 
-def test_rows_that_only_pad_sequences_become_no_transitions():
+def test_padding_rows_of_sequences_are_not_stored():
     batch = SampleBatch({**rows(5, first=1), "seq_lens": np.array([2, 3])}).right_zero_pad(4)
     buffer, other = ReplayBuffer.from_batch(batch), ReplayBuffer(20)
     assert other.extend(batch).tolist() == [0, 1, 2, 3, 4]

@@ -109,7 +109,7 @@ def test_each_goal_that_a_row_may_get_is_as_likely_as_the_others():
         np.testing.assert_allclose(share, 1 / (7 - first), atol=0.06)
 
 
-def test_what_is_stored_never_changes_and_all_gives_it():
+def test_hindsight_never_changes_stored_rows():
     buffer = fill(HERReplayBuffer(50, reach), 40)
     before = buffer.all()
     for _ in range(10):
@@ -193,7 +193,7 @@ def test_prioritized_rows_have_goals_rewards_and_errors_of_their_episodes(num_en
     np.testing.assert_allclose([(again == row).mean() for row in some], moved[:5] / moved.sum(), atol=0.02)
 
 
-def test_what_hindsight_refuses():
+def test_hindsight_refuses_options_that_are_not_allowed():
     with pytest.raises(TypeError, match="compute_reward must be a function"):
         HERReplayBuffer(5, 3)
     with pytest.raises(ValueError, match=r"strategy=.past.*future.*final"):

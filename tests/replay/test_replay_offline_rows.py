@@ -9,7 +9,7 @@ from lockstep.replay import HERReplayBuffer, OfflineRows, ReplayBuffer
 ROWS = SampleBatch(x=np.arange(7))
 
 
-def test_each_pass_has_every_row_once_in_an_order_of_its_own():
+def test_each_pass_has_every_row_once_in_a_new_order():
     rows = OfflineRows(ROWS, seed=3)
     drawn = np.concatenate([rows.sample(n)["x"] for n in (5, 5, 11)])
     assert rows.drawn == 21
@@ -20,14 +20,14 @@ def test_each_pass_has_every_row_once_in_an_order_of_its_own():
     assert not np.array_equal(OfflineRows(ROWS, seed=4).sample(21)["x"], drawn)
 
 
-def test_a_permutation_is_a_whole_pass_of_its_own():
+def test_a_permutation_is_a_separate_whole_pass():
     rows = OfflineRows(ROWS)
     rows.sample(3)
     assert sorted(rows.permutation()) == list(range(7))
     assert rows.drawn == 14
 
 
-def test_the_state_says_where_the_sequence_stands():
+def test_the_state_has_the_position_in_the_pass():
     one = OfflineRows(ROWS, seed=1)
     one.sample(10)
     other = OfflineRows(ROWS, seed=1)
@@ -39,7 +39,7 @@ def test_the_state_says_where_the_sequence_stands():
         OfflineRows(ROWS[:3], seed=1).set_state(one.get_state())
 
 
-def test_what_is_given_out_is_converted_and_nothing_cannot_be_drawn():
+def test_drawn_rows_are_converted_and_empty_data_refused():
     rows = OfflineRows(ROWS, convert=lambda batch: SampleBatch(y=batch["x"] * 2))
     assert set(rows.sample(4)["y"]) <= set(range(0, 14, 2))
     for n, source in ((0, ROWS), (1, ROWS[:0])):

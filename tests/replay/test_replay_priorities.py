@@ -129,7 +129,7 @@ def test_rows_whose_stack_is_lost_are_not_drawn_but_keep_their_priority():
     np.testing.assert_allclose(drawn, [0.1, 0.2, 0.0, 0.0, 0.3, 0.4], atol=0.02)
 
 
-def test_what_priorities_refuse():
+def test_priorities_refuse_options_that_are_not_allowed():
     buffer = filled()
     with pytest.raises(ValueError, match="one for each"):
         buffer.update_weight([0, 1], [1.0])

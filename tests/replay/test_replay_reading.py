@@ -27,7 +27,7 @@ def step(kind, shape, count):
 
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (4,), (2, 5), (7, 3)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_come_out_in_one_piece_as_they_went_in(kind, shape):
+def test_rows_are_read_as_they_were_added(kind, shape):
     steps = [step(kind, shape, count) for count in range(30)]
     buffer = VectorReplayBuffer(2 * 20, 2)
     for given in steps:
@@ -58,7 +58,7 @@ def test_rows_come_out_in_one_piece_as_they_went_in(kind, shape):
             assert found.shape == column[in_order].shape, name
 
 
-def test_what_is_drawn_is_a_copy():
+def test_samples_are_copies():
     buffer = PrioritizedVectorReplayBuffer(10, 2)
     buffer.add(rows(2))
     first, second = buffer.sample(8), buffer.sample(8)
@@ -68,7 +68,7 @@ def test_what_is_drawn_is_a_copy():
     np.testing.assert_array_equal(buffer.all()["obs"], stored)
 
 
-def test_columns_of_every_form_come_out_as_they_went_in(tmp_path):
+def test_columns_of_every_form_are_read_as_they_were_added(tmp_path):
     nested = {"obs": {"a": np.zeros((1, 2))}, "new_obs": {"a": np.ones((1, 2))}}
     cases = [
         ({"storage": "memmap", "directory": tmp_path}, rows(1)),

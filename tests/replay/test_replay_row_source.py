@@ -91,7 +91,7 @@ def test_rows_since_a_position_are_those_added_after_it():
     assert len(buffer.rows_since(np.array([99]))[0][0]) == ROWS + 1  # the position is that of another buffer
 
 
-def test_what_has_no_priorities_takes_no_errors():
+def test_buffers_without_priorities_refuse_errors():
     for name, source in SOURCES.items():
         assert source().is_prioritized == (name == "prioritized")
     with pytest.raises(ValueError, match="not prioritised"):
@@ -100,7 +100,7 @@ def test_what_has_no_priorities_takes_no_errors():
 
 
 @pytest.mark.parametrize("name", [name for name in SOURCES if name != "of agents"])
-def test_drawing_goes_on_from_its_state_without_the_rows(name):
+def test_drawing_continues_from_its_state_without_the_rows(name):
     source, again = SOURCES[name](), SOURCES[name]()
     source.draw(3)
     again.set_drawing_state(source.drawing_state())

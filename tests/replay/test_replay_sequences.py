@@ -60,7 +60,7 @@ def test_burn_in_precedes_a_sequence_within_its_episode_with_its_state():
     assert batch["new_obs"][:, 0].tolist() == (batch["obs"][:, 0] + 1).tolist()
 
 
-def test_what_is_overwritten_is_not_burnt_in():
+def test_overwritten_rows_are_not_used_for_burn_in():
     buffer = filled(13, size=8, burn_in=2)  # rows 5 to 12 of one episode are left
     assert {tuple(rows) for rows in sequences(buffer.sample(100))} == {(5, 6, 7, 8), (7, 8, 9, 10, 11, 12)}
 
@@ -179,7 +179,7 @@ def test_whole_returns_reach_to_the_end_of_the_sequence():
 
 
 @pytest.mark.parametrize("options, words", [({"stack_num": 2}, "stack_num=2"), ({"her": True}, "hindsight")])
-def test_what_has_no_sequences_is_refused(options, words):
+def test_buffers_without_sequences_are_refused(options, words):
     if options.pop("her", False):
         buffer = HERReplayBuffer(8, lambda *goals: np.zeros(len(goals[0])))
     else:

@@ -154,7 +154,7 @@ def test_rows_after_a_gap_lack_frames_until_a_cut_removes_the_gap(shared):
     assert not_drawn(buffer) == [10, 11]
 
 
-def test_an_emptied_buffer_knows_which_episodes_go_on():
+def test_an_emptied_buffer_knows_which_episodes_continue():
     for keep, expected in ((True, [10, 11]), (False, [])):
         buffer = stacking_buffer()
         add_steps(buffer, 0)

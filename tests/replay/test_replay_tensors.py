@@ -33,7 +33,7 @@ def write(replay: TensorReplay, number: int, first: int = 0) -> None:
     replay.count(number)
 
 
-def test_the_oldest_steps_are_written_over():
+def test_the_oldest_steps_are_overwritten():
     replay = replay_of()
     write(replay, 6)
     assert len(replay) == 4 * B
@@ -82,7 +82,7 @@ def test_rewards_of_n_steps_are_those_of_the_buffer_of_arrays(n_step, written, c
 
 
 @pytest.mark.parametrize("written", [1, 3, 4, 7])
-def test_each_row_that_is_there_is_drawn_as_often_as_others(written):
+def test_every_stored_row_is_equally_likely(written):
     replay, generator = replay_of(), torch.Generator().manual_seed(1)
     write(replay, written)
     drawn = replay.sample(6000, generator)
@@ -93,14 +93,14 @@ def test_each_row_that_is_there_is_drawn_as_often_as_others(written):
     assert stats.chisquare(counts).pvalue > 1e-3
 
 
-def test_a_number_just_below_one_draws_a_row_that_is_there(monkeypatch):
+def test_a_number_just_below_one_draws_a_stored_row(monkeypatch):
     largest = 1.0 - 2.0**-53
     monkeypatch.setattr(torch, "rand", lambda number, **_: torch.full((number,), largest, dtype=torch.float64))
     for number in (1, 3, 5, 7, 2**20 - 1, 2**24 + 3):
         assert int((torch.rand(1) * torch.tensor([number])).long()) == number - 1
 
 
-def test_a_state_is_gone_on_from():
+def test_a_replay_continues_from_its_state():
     one, other = replay_of(), replay_of()
     write(one, 6)
     write(other, 3)
@@ -163,7 +163,7 @@ def test_a_capacity_below_a_vector_step_is_refused(capacity: Any):
         replay_of(capacity)
 
 
-def test_an_emptied_buffer_begins_anew():
+def test_an_emptied_replay_starts_again():
     replay = replay_of()
     write(replay, 6)
     replay.clear()
@@ -332,7 +332,7 @@ def test_priorities_on_a_device_wait_for_no_value_and_no_copy():
     assert set(found[0][1]) == {0, 4, 4099}
 
 
-def test_rows_that_are_not_there_are_not_drawn(monkeypatch):
+def test_rows_without_a_transition_are_not_drawn(monkeypatch):
     """Where rounding leads behind the last row, it is the last."""
     replay, priorities = prioritized(1000 * B)
     write(replay, 30)
@@ -341,7 +341,7 @@ def test_rows_that_are_not_there_are_not_drawn(monkeypatch):
     assert drawn.tolist() == [0, 30 * B - 1, 30 * B - 1, 30 * B - 1]
 
 
-def test_priorities_are_gone_on_from():
+def test_priorities_continue_from_their_state():
     options = {"beta": [[0, 0.2], [100, 1.0]], "alpha": 0.7}
     (one, _), (other, _) = (prioritized(200 * B, **options) for _ in range(2))
     write(one, 150)
@@ -380,7 +380,7 @@ def test_an_emptied_buffer_keeps_the_largest_priority_alone():
 
 
 @pytest.mark.parametrize(("before", "kept"), [(2, [1, 2]), (3, [4, 2, 4]), (6, [1, 2, 2, 2])])
-def test_a_collect_that_failed_leaves_the_priorities_of_what_was_there(before, kept):
+def test_a_failed_collect_leaves_earlier_priorities(before, kept):
     """Of the steps before it, in whose places the last of them stands, if they were overwritten; 0 behind the last."""
     replay, priorities = prioritized(beta=[[0, 0.0], [1000, 1000.0]])
     write(replay, before)

@@ -33,7 +33,7 @@ def test_the_numbers_of_two_settings(tmp_path: Path) -> None:
     assert comparison.notes == ("with 4 runs intervals come out too narrow; take 5 or more",)
 
 
-def test_several_environments_are_strata_and_scaled(tmp_path: Path) -> None:
+def test_several_environments_are_strata_with_scaled_scores(tmp_path: Path) -> None:
     runs = {
         (side, env): seeds(tmp_path, scales, env=env, lr=side)
         for side, env, scales in [
@@ -87,7 +87,7 @@ def test_a_step_may_be_named_at_which_runs_are_compared(tmp_path: Path) -> None:
         compare_runs(long, short, at_step=0)
 
 
-def test_sides_that_are_less_than_they_seem_are_told(tmp_path: Path) -> None:
+def test_notes_name_the_limits_of_a_comparison(tmp_path: Path) -> None:
     mixed = [*seeds(tmp_path, [1.0, 2.0], lr=1), *seeds(tmp_path, [3.0], lr=2)]
     comparison = compare_runs(mixed, seeds(tmp_path, [1.0, 1.0], lr=3))
     assert comparison.labels == ("A", "B")
@@ -136,7 +136,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_compared_is_refused(tmp_path: Path, name: str) -> None:
+def test_runs_that_cannot_be_compared_are_refused(tmp_path: Path, name: str) -> None:
     make, message = REFUSED[name]
     with pytest.raises(ValueError, match=message):
         compare_runs(*make(tmp_path))

@@ -90,7 +90,7 @@ def test_a_dollar_in_a_name_is_a_letter(tmp_path: Path) -> None:
     assert r"\$\sqrt{" in figure.axes[0].get_legend().get_texts()[0].get_text()
 
 
-def test_plots_refuse_what_is_no_run(tmp_path: Path) -> None:
+def test_plots_refuse_folders_without_runs(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one run's folder"):
         plot_runs([], tmp_path / "p.png")
     with pytest.raises(ValueError, match="no run at"):

@@ -36,12 +36,12 @@ def test_all_that_differs_within_an_environment_is_named(tmp_path: Path) -> None
     assert labels(runs, group_by=["training.lr"]) == [("PPO lr=0.001", 2), ("PPO lr=3e-05", 2)]
 
 
-def test_options_of_one_name_are_told_apart_by_their_section(tmp_path: Path) -> None:
+def test_options_of_one_name_get_their_sections(tmp_path: Path) -> None:
     runs = [make_run(tmp_path, lr=value, replay={"lr": value}) for value in (1, 2)]
     assert labels(runs) == [("PPO training.lr=1, replay.lr=1", 1), ("PPO training.lr=2, replay.lr=2", 1)]
 
 
-def test_where_weights_came_from_and_changes_on_the_way_are_differences(tmp_path: Path) -> None:
+def test_initial_weights_and_later_changes_are_differences(tmp_path: Path) -> None:
     runs = [make_run(tmp_path), make_run(tmp_path), make_run(tmp_path)]
     runs[1].info["init_from"] = "runs/old"
     config = {**runs[2].config, "training": {"lr": 0.5}}
@@ -81,7 +81,7 @@ def test_many_options_become_a_number_and_settings(tmp_path: Path) -> None:
         group_runs(runs, labels=["a", "b"])
 
 
-def test_the_signature_of_a_file_is_no_option(tmp_path: Path) -> None:
+def test_the_signature_of_a_file_is_not_an_option(tmp_path: Path) -> None:
     runs = [make_run(tmp_path, signature=text) for text in ("a", "b")]
     assert labels([RunFolder.open(run.path) for run in runs]) == [("PPO", 2)]
 

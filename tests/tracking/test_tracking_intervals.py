@@ -102,7 +102,7 @@ def test_probability_of_improvement_is_mann_whitneys_u(ours: int, theirs: int, s
     assert probability_of_improvement(second, first) == pytest.approx(1 - expected, abs=1e-12)
 
 
-def test_the_two_sides_are_drawn_on_their_own() -> None:
+def test_the_two_sides_are_drawn_separately() -> None:
     """Of two runs against one the resampled probability is 0, 1/2 or 1 with chances 1/4, 1/2, 1/4."""
     interval = improvement_bootstrap(np.array([0.0, 2.0]), np.array([1.0]))
     assert [float(part) for part in interval] == [0.5, 0.0, 1.0]

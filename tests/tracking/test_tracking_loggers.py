@@ -89,7 +89,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
         ListLogger(**options)
 
 
-def test_state_keeps_what_waits() -> None:
+def test_the_state_has_pending_records() -> None:
     logger = ListLogger(train_interval=100)
     logger.log_train_data({"x": 1.0}, 100)
     logger.log_train_data({"x": 2.0}, 150)
@@ -129,7 +129,7 @@ def test_a_line_for_each_record_in_strict_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", ["", '{"scope": "te'])
-def test_records_are_kept_on_resume_and_a_torn_last_line_is_cut_off(torn: str, tmp_path: Path) -> None:
+def test_resume_keeps_records_and_cuts_a_truncated_last_line(torn: str, tmp_path: Path) -> None:
     file = tmp_path / "m.jsonl"
     with JsonlLogger(file) as logger:
         logger.log_test_data({"x": 1.0}, 0)
@@ -234,7 +234,7 @@ def test_a_file_shorter_than_its_checkpoint_continues_with_a_warning(tmp_path: P
     assert [record["step"] for record in read_metrics(fresh.path)] == [1]
 
 
-def test_a_line_that_the_disk_refuses_is_told_and_leaves_no_part(tmp_path: Path, file_size_limit: Any) -> None:
+def test_a_line_that_the_disk_refuses_is_reported_and_leaves_no_part(tmp_path: Path, file_size_limit: Any) -> None:
     with file_size_limit(4096):
         logger = JsonlLogger(tmp_path / "m.jsonl")
         with pytest.raises(OSError, match=r"cannot log to .*m\.jsonl: File too large"):
@@ -338,7 +338,7 @@ def test_several_loggers_share_one_checkpoint_and_keep_their_own_intervals(tmp_p
         MultiLogger([])
 
 
-def test_each_of_several_loggers_is_flushed_and_asked_for_what_it_kept(tmp_path: Path) -> None:
+def test_each_of_several_loggers_is_flushed_and_restored(tmp_path: Path) -> None:
     listed, jsonl = ListLogger(train_interval=100), JsonlLogger(tmp_path / "m.jsonl", train_interval=100)
     logger = MultiLogger([listed, jsonl])
     for step in (10, 50):
@@ -383,7 +383,7 @@ def test_an_unknown_argument_of_a_configured_logger_is_refused_early(options: di
 
 
 @pytest.mark.parametrize(("place", "error"), [(".", IsADirectoryError), ("new/metrics.jsonl", FileNotFoundError)])
-def test_a_place_that_cannot_be_written_is_told_at_once(place: str, error: type[OSError], tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_reported_at_once(place: str, error: type[OSError], tmp_path: Path) -> None:
     with pytest.raises(error, match=str(tmp_path / place)):
         JsonlLogger(tmp_path / place)
 
@@ -420,7 +420,7 @@ def test_a_damaged_end_of_the_records_is_cut_off_wherever_it_is_met(tail: bytes,
     assert [record["step"] for record in read_metrics(path)] == [1, 1, 2]
 
 
-def test_a_save_note_that_is_damaged_after_the_file_was_opened_is_no_note(tmp_path: Path) -> None:
+def test_a_save_record_that_is_damaged_later_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     logger = JsonlLogger(path)
     logger.log_test_data({"score": 1.0}, 1)

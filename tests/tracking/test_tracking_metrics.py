@@ -30,7 +30,7 @@ CASES: list[tuple[dict[str, Any], list[float], list[float]]] = [
 
 
 @pytest.mark.parametrize(("how", "reports", "after"), CASES)
-def test_metrics_of_each_reduction_are_those_by_hand(how, reports, after):
+def test_each_reduction_equals_a_calculation_by_hand(how, reports, after):
     metrics, found = Metrics(), []
     for values in (VALUES, (5.0,)):
         for value in values:
@@ -42,7 +42,7 @@ def test_metrics_of_each_reduction_are_those_by_hand(how, reports, after):
     assert metrics.peek("x") == reports[-1]
 
 
-def test_percentiles_are_of_all_values_and_have_names_of_their_own():
+def test_percentiles_cover_all_values_and_have_separate_names():
     metrics = Metrics()
     metrics.log_value(("agent", "x"), np.arange(101), reduce="percentiles")
     assert metrics.peek(("agent", "x")) == {f"p{share}": share for share in (0, 50, 75, 90, 95, 99, 100)}
@@ -131,7 +131,7 @@ def test_rows_of_one_gradient_step_are_one_value_without_padding():
 
 
 @pytest.mark.parametrize("how", [case[0] for case in CASES] + [{"reduce": "percentiles"}])
-def test_metrics_go_on_from_a_checkpoint_as_if_nothing_had_been(how):
+def test_metrics_continue_from_a_checkpoint_without_a_difference(how):
     straight, broken = Metrics(), Metrics()
     for number, value in enumerate(itertools.chain(VALUES, VALUES, (7.0, 4.0))):
         for metrics in (straight, broken):
@@ -185,7 +185,7 @@ def test_a_key_with_two_reductions_is_refused_across_processes_and_losses():
         metrics.report()
 
 
-def test_peek_names_the_keys_that_there_are():
+def test_peek_names_the_existing_keys():
     metrics = Metrics()
     metrics.log_value(("a", "b"), 1.0)
     metrics.report()

@@ -47,7 +47,7 @@ def test_nested_names_are_joined_and_values_become_plain() -> None:
 
 
 @pytest.mark.parametrize("data", [{"a": {"b": object()}}, {"a": {1, 2}}])
-def test_what_cannot_be_logged_is_refused(data: object) -> None:
+def test_values_that_cannot_be_logged_are_refused(data: object) -> None:
     with pytest.raises(TypeError, match="log"):
         flatten(data)
 
@@ -159,7 +159,7 @@ def lines(*records: object) -> str:
 RECORD = {"scope": "test", "step_type": "env_step", "step": 1, "wall_s": 0.5, "data": {"a": "NaN", "b": "-Infinity"}}
 
 
-def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
+def test_a_truncated_last_line_is_left_out(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     whole = lines(RECORD, RECORD)
     for torn in ('{"sco', "7", '{"scope": "test"}', "\x00"):
@@ -191,7 +191,7 @@ def test_json_files_are_strict_and_refused_whole(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_moving_average_ignores_what_is_not_finite() -> None:
+def test_moving_average_ignores_numbers_that_are_not_finite() -> None:
     average = MovAvg(size=np.int64(3))
     assert average.get() == 0
     assert average.std() == 0

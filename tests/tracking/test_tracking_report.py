@@ -82,7 +82,7 @@ def test_the_page_holds_the_curves_of_each_group(runs: list[RunFolder], tmp_path
     assert (second["groups"][0]["low"][-1], second["groups"][0]["high"][-1]) == (3999, 4001)  # one run: ± std
 
 
-def test_the_page_says_what_differs_how_runs_ended_and_where_time_went(runs: list[RunFolder], tmp_path: Path) -> None:
+def test_the_page_has_differences_ends_of_runs_and_times(runs: list[RunFolder], tmp_path: Path) -> None:
     runs[2].info["versions"]["torch"] = "0.1"
     (runs[2].path / "config.json").write_text(json.dumps(runs[2].info))
     page = write_report(paths(runs), tmp_path / "report.html", title="<Rates>")
@@ -177,7 +177,7 @@ def test_small_videos_are_embedded_and_others_linked(
     assert "Linked: these play while the files stay" in videos
 
 
-def test_the_page_names_no_other_place(runs: list[RunFolder], tmp_path: Path) -> None:
+def test_the_page_refers_to_no_other_host(runs: list[RunFolder], tmp_path: Path) -> None:
     text = write_report(paths(runs), tmp_path / "report.html").read_text()
     assert set(re.findall(r"\w+://[^\s\"'<]+", text)) == {"http://www.w3.org/2000/svg"}  # a name, never fetched
     assert not re.search(r"<link|<script src|@import|url\(", text)

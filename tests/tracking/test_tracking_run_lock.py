@@ -51,7 +51,7 @@ def rewrite(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def test_a_living_process_is_named_and_a_dead_one_is_followed(tmp_path: Path) -> None:
+def test_a_living_process_is_named_and_a_dead_one_is_replaced(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         before = (tmp_path / "lock.json").read_bytes()
         with pytest.raises(RunLockError, match=rf"trained by process {process.pid} on .*alive.*--take-over"):
@@ -133,7 +133,7 @@ def test_the_newest_trainer_of_a_process_owns_the_folder_for_good(tmp_path: Path
 
 
 @pytest.mark.parametrize("how", ["moved", "deleted"])
-def test_a_folder_that_is_moved_or_deleted_is_no_longer_the_lock_s(tmp_path: Path, how: str) -> None:
+def test_a_moved_or_deleted_folder_loses_its_lock(tmp_path: Path, how: str) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     lock = RunLock(folder)

@@ -29,11 +29,11 @@ def test_a_run_folder_has_its_name_and_its_parts(tmp_path: Path) -> None:
     assert (again.algo, again.env, again.seed, again.config) == ("ppo", "CartPole-v1", 7, run.config)
 
 
-def test_runs_of_one_second_get_folders_of_their_own(tmp_path: Path) -> None:
+def test_runs_of_one_second_get_separate_folders(tmp_path: Path) -> None:
     assert len({make(tmp_path).path for _ in range(5)}) == 5
 
 
-def test_names_that_are_no_file_names_are_changed_only_in_the_path(tmp_path: Path) -> None:
+def test_names_unfit_for_files_are_changed_only_in_the_path(tmp_path: Path) -> None:
     run = make(tmp_path, env="ALE/Pong-v5", seed=None)
     assert run.path.parent == tmp_path
     assert run.path.name.startswith("ppo_ALE-Pong-v5_sNone_")
@@ -41,7 +41,7 @@ def test_names_that_are_no_file_names_are_changed_only_in_the_path(tmp_path: Pat
     assert make(tmp_path, env="../../etc").path.parent == tmp_path
 
 
-def test_the_summary_carries_who_and_with_what(tmp_path: Path) -> None:
+def test_the_summary_has_seed_versions_and_revision(tmp_path: Path) -> None:
     run = make(tmp_path)
     with pytest.raises(RunFolderError, match="has not ended"):
         run.read_summary()
@@ -72,7 +72,7 @@ def test_checkpoints_are_found_and_pruned(tmp_path: Path) -> None:
     ("content", "message"),
     [(None, r"no config\.json"), ("{", "damaged"), ("[]", "not the config"), ('{"algo": "ppo"}', "not the config")],
 )
-def test_what_is_no_run_is_told(tmp_path: Path, content: str | None, message: str) -> None:
+def test_folders_without_a_run_are_refused(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(RunFolderError, match=message):
@@ -97,7 +97,7 @@ def test_a_config_that_is_not_json_leaves_no_folder(tmp_path: Path) -> None:
     assert list((tmp_path / "runs").iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for root in (tmp_path / "file", tmp_path / "file" / "runs", Path("/proc/lockstep-runs")):
         with pytest.raises(OSError, match=str(root)):

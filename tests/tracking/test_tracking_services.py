@@ -177,7 +177,7 @@ def end_and_go_on(make: Callable[[], BaseLogger]) -> BaseLogger:
 
 
 @needs_mlflow
-def test_mlflow_loses_nothing_where_a_run_that_ended_goes_on(tmp_path: Path) -> None:
+def test_mlflow_loses_nothing_if_a_run_that_ended_continues(tmp_path: Path) -> None:
     logger = end_and_go_on(lambda: mlflow_logger(tmp_path, train_interval=120))
     steps = logger.restore_logged_data(str(logger.run_id))["train/n_steps"]
     assert sum(steps["value"]) == 20 * 50
@@ -185,7 +185,7 @@ def test_mlflow_loses_nothing_where_a_run_that_ended_goes_on(tmp_path: Path) -> 
 
 
 @needs_wandb
-def test_wandb_loses_nothing_where_a_run_that_ended_goes_on(tmp_path: Path) -> None:
+def test_wandb_loses_nothing_if_a_run_that_ended_continues(tmp_path: Path) -> None:
     end_and_go_on(lambda: wandb_logger(tmp_path, train_interval=120)).finalize()
     rows = sent_to_wandb(tmp_path)
     assert [row["_step"] for row in rows] == list(range(len(rows)))
@@ -252,7 +252,7 @@ def test_mlflow_keeps_nan_and_text_and_a_run_that_is_given_is_continued(tmp_path
 
 
 @needs_mlflow
-def test_mlflow_beside_jsonl_has_the_same_numbers(tmp_path: Path) -> None:
+def test_mlflow_and_jsonl_have_the_same_numbers(tmp_path: Path) -> None:
     mlflow = mlflow_logger(tmp_path)
     logger = MultiLogger([JsonlLogger(tmp_path / "metrics.jsonl"), mlflow])
     log_some(logger, 0, 4)

@@ -184,7 +184,7 @@ def test_nothing_is_summed_up_before_it_is_read():
     ],
     ids=["itself", "asdict", "repr", "pickle", "deepcopy", "replace", "state", "means"],
 )
-def test_in_every_form_it_is_what_it_would_have_been_at_once(form):
+def test_every_way_to_read_lazy_statistics_gives_the_same_values(form):
     assert form(later()) == form(AT_ONCE)
 
 
@@ -231,7 +231,7 @@ def test_updates_without_a_metric_do_not_count_for_its_mean():
 
 
 @pytest.mark.parametrize("number", [MOST_WAITING - 1, MOST_WAITING, 3 * MOST_WAITING + 1])
-def test_many_updates_are_put_together_once_and_in_their_order(number):
+def test_many_updates_are_joined_once_and_in_order(number):
     totals = Totals()
     for k in range(number):
         totals.add_update(TrainingStats.of_update(0.1, 1, partial(both, {"loss": [float(k)]}, {"step": 1.0}), True))
@@ -253,7 +253,7 @@ def test_an_epoch_of_many_updates_takes_few_bytes():
     assert used < 2_000 * len(names) * 12, used
 
 
-def test_a_loss_that_is_not_finite_is_told_at_once():
+def test_a_loss_that_is_not_finite_is_reported_at_once():
     stats = later({"qf_loss": [1.0, math.nan, math.inf], "q_mean": [1.0, math.inf, 2.0]}, finite=False)
     assert (stats.first_bad_step, stats.bad_losses()) == (2, ["qf_loss"])
     harmless = later({"qf_loss": [1.0], "q_mean": [math.inf]}, finite=False)

@@ -34,7 +34,7 @@ def rename(net: Net) -> None:
     del net.first
 
 
-def test_the_hash_is_of_names_shapes_dtypes_values_and_buffers() -> None:
+def test_the_hash_covers_names_shapes_dtypes_values_and_buffers() -> None:
     plain = changed(lambda net: None)
     assert plain == changed(lambda net: None)
     others = {
@@ -76,7 +76,7 @@ def test_a_trace_has_every_record_without_times_and_a_hash_per_update() -> None:
     assert one.digest() != two.digest()
 
 
-def test_a_trace_goes_on_from_its_state_and_stands_beside_other_loggers() -> None:
+def test_a_trace_continues_from_its_state_next_to_other_loggers() -> None:
     one = TraceLogger()
     one.log_info_data({"x": 1}, 1)
     two = TraceLogger()
@@ -85,7 +85,7 @@ def test_a_trace_goes_on_from_its_state_and_stands_beside_other_loggers() -> Non
     assert two.lines == ['info 1 {"x": 1}', 'info 2 {"x": 2}']
 
 
-def test_running_mean_std_scales_by_all_rows_seen_however_they_were_cut() -> None:
+def test_running_mean_std_does_not_depend_on_the_division_of_rows() -> None:
     rows = np.random.default_rng(3).normal(5.0, 2.0, (100, 3))
     whole, parts = RunningMeanStd((3,)), RunningMeanStd((3,))
     assert np.array_equal(whole.norm(rows[0]), np.clip(rows[0] / np.sqrt(1 + 1e-8), -10, 10))
@@ -110,7 +110,7 @@ def test_running_mean_std_scales_by_all_rows_seen_however_they_were_cut() -> Non
 
 
 @pytest.mark.parametrize("shape", [None, (3,)])
-def test_running_mean_std_merges_and_goes_on_from_its_state(shape) -> None:
+def test_running_mean_std_merges_and_continues_from_its_state(shape) -> None:
     rows = np.random.default_rng(4).normal(5.0, 2.0, (100, 3))
     merged, other, empty = RunningMeanStd(shape), RunningMeanStd(shape), RunningMeanStd(shape)
     merged.merge(empty)
@@ -140,7 +140,7 @@ def filled(rows) -> RunningMeanStd:
     return stats
 
 
-def test_running_mean_std_without_a_shape_takes_that_of_its_first_rows() -> None:
+def test_running_mean_std_takes_the_shape_of_its_first_rows() -> None:
     assert filled([1.0, 3.0]).mean == 2.0
     assert filled(np.ones((2, 4, 5))).mean.shape == (4, 5)
     stats = RunningMeanStd()
