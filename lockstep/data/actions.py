@@ -151,7 +151,7 @@ class RescaleActions:
         """Accept every option: there are no statistics and no memory, see `Connector.check_plain`."""
 
     def input_space(self, action_space: Space[Any]) -> Space[Any]:
-        """Return the space that the module acts in, for the one of the environment: the same, without its bounds."""
+        """Return the space of the module's actions: that of the environment, whose bounds become [-1, 1]."""
         return action_space
 
     def __call__(self, actions: Tree) -> Tree:
@@ -220,7 +220,7 @@ def single_action(actions: Tree, row: int) -> Tree:
     """Return a copy of one row of the environment's actions `[B, ...]`. Choices become plain ints."""
 
     def plain(part: np.ndarray) -> np.ndarray | int:
-        # Many environments index lists and dicts with a choice, for which a numpy scalar will not do.
+        # Environments may look a choice up in a dict or compare its type, for which an array will not do.
         return int(part) if part.ndim == 0 and part.dtype.kind in "iu" else part.copy()
 
     return map_tree(plain, rows_of(actions, row))

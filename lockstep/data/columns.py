@@ -34,6 +34,8 @@ class Columns:
     MODULE_ID = "module_id"
     UNROLL_ID = "unroll_id"
     T = "t"
+
+    # Lengths of the sequences that the rows form, one for each sequence.
     SEQ_LENS = "seq_lens"
 
     # Outputs of the module that acted.
@@ -60,6 +62,8 @@ class Columns:
     VALUE_TARGETS = "value_targets"
     INTRINSIC_REWARDS = "intrinsic_rewards"
     LOSS_MASK = "loss_mask"
+
+    # Version of the weights that acted.
     WEIGHTS_SEQ_NO = "weights_seq_no"
 
     # Columns of replay samples: importance weights, rows of the buffer, and n-step discounts with their lengths.

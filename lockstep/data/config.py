@@ -35,15 +35,18 @@ class OfflineDataSection(Section[ConfigT]):
     def validate(self) -> None:
         """Raise an error unless `input_` can hold data. Files are opened later, when they are read."""
         data = self.input_
-        paths = data if isinstance(data, list | tuple) else [data]
-        # Batches, data sets and buffers of the user's own count as well: whatever has rows and a length.
-        is_data = hasattr(data, "__getitem__") and hasattr(data, "__len__")
-        if not all(isinstance(path, str | Path) or (path is data and (is_data or path is None)) for path in paths):
+        if isinstance(data, list | tuple):
+            is_allowed = all(isinstance(path, str | Path) for path in data)
+        else:
+            # Batches, data sets and buffers of the user's own are allowed as well: objects with rows and a length.
+            has_rows = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+            is_allowed = data is None or isinstance(data, str | Path) or has_rows
+        if not is_allowed:
             raise TypeError(
                 f"offline_data.input_={data!r} must be the path of a file, a list of paths, the id of a Minari "
                 "dataset, a replay buffer or a batch, or None"
             )
-        if not paths:
+        if isinstance(data, list | tuple) and not data:
             raise ValueError(f"offline_data.input_={data!r} names no file; give one path or several, or None")
 
     def freeze(self) -> None:

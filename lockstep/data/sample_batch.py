@@ -70,6 +70,12 @@ class SampleBatch(dict[str, Any], Columns):
 
     `len(batch)` is the number of real rows: without padding, if there are sequences.
 
+    Attributes:
+        time_major: Whether columns are `[L, S, ...]`.
+        zero_padded: Whether sequences are padded.
+        is_training: Mark for the user's own code: whether the batch is used for training.
+        num_grad_updates: Number of gradient updates of the weights that collected the rows; None if unknown.
+
     Raises:
         TypeError: a column name is not a string, or a value cannot be a column.
         ValueError: the columns have different numbers of rows.
@@ -102,9 +108,9 @@ class SampleBatch(dict[str, Any], Columns):
     def trusted(cls, columns: Mapping[str, Any], like: SampleBatch | None = None) -> SampleBatch:
         """Return a batch of columns that are known to fit together, without any check.
 
-        Layout and marks are copied from `like`; without it they are the defaults of the constructor. Every slice and
-        minibatch is made here, so it sets attributes directly.
+        Layout and marks are copied from `like`. Without it they are the defaults of the constructor.
         """
+        # Every slice and minibatch is made here: no constructor, and each attribute is set directly.
         batch = cls.__new__(cls)
         dict.update(batch, columns)
         if like is None:
@@ -122,9 +128,9 @@ class SampleBatch(dict[str, Any], Columns):
         return batch
 
     def marks(self) -> dict[str, Any]:
-        """Return the attributes of the batch: its layout, `is_training` and `num_grad_updates`.
+        """Return the attributes of the batch by name: layout, `is_training` and `num_grad_updates`.
 
-        With a leading underscore, the keys are keyword arguments of the constructor.
+        Files store them. With an underscore before it, each name is a keyword argument of the constructor.
         """
         return {
             "time_major": self.time_major,
@@ -151,11 +157,11 @@ class SampleBatch(dict[str, Any], Columns):
 
     @property
     def count(self) -> int:
-        """Number of real rows, counted now."""
+        """Number of real rows."""
         return len(self)
 
     def env_steps(self) -> int:
-        """Return the environment steps: one for each row."""
+        """Return the number of environment steps: one for each row."""
         return len(self)
 
     agent_steps = env_steps

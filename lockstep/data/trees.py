@@ -105,6 +105,7 @@ def _keys(tree: Tree) -> Collection[Any] | int | None:
 
 
 def _structure(tree: Tree) -> str:
+    """Return words for messages that say how a tree is built."""
     if isinstance(tree, dict):
         return f"a dict with {sorted(map(str, tree))}"
     return f"a tuple of {len(tree)}" if isinstance(tree, tuple) else f"a {type(tree).__name__}"
@@ -249,7 +250,7 @@ def concat_leaves(parts: list[Any], name: str, axis: int = 0) -> Any:
 def concat_trees(parts: list[Tree], name: str, axis: int = 0) -> Tree:
     """Join columns, which may be nested, one after another; errors as in `concat_leaves`."""
     if isinstance(parts[0], dict | tuple):
-        return zip_trees(lambda leaves: concat_leaves(leaves, name, axis), parts, name)
+        return zip_trees(lambda parts_of_leaf: concat_leaves(parts_of_leaf, name, axis), parts, name)
     return concat_leaves(parts, name, axis)
 
 
@@ -494,7 +495,7 @@ def read_tree(tree: Tree, where: int | slice | np.ndarray, fill: Tree, num_store
     if tree is None:
         tree = np.empty(0, dtype=np.float32)
     if fill is not None:
-        # Checked on every call, so that an unsuitable value is not found first where an episode happens to end.
+        # An unsuitable value is refused in every call, also if no position is outside this time.
         _map_with_fill(_check_fill, tree, fill)
 
     if fill is not None and not isinstance(where, slice):

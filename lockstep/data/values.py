@@ -7,8 +7,8 @@ several agents, and `compute_actions`. The rules for observations:
 - A cast that numpy calls safe is made, and so is rounding from one float type to another.
 - Any other cast (int64 pixels to bytes, floats to whole numbers) is made and compared with the original. If it
   changed a value, the observation is refused.
-- Bounds are compared during the first episodes only (`BoundsWatch`): comparing them in every step would cost more than
-  the step of a small environment.
+- Bounds are compared during the first episodes only (`BoundsWatch`): a comparison in every step would slow small
+  environments down.
 """
 
 from __future__ import annotations
