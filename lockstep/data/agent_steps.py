@@ -78,7 +78,7 @@ def flags_by_step(
     """
     steps = [*zip(observations[1:], actions, rewards)]
     result: list[dict[AgentID, bool]] = [{ALL: False} for _ in steps]
-    result[-1:] = [{ALL: flags[ALL]} if ALL in flags else {}]
+    result[-1:] = [{ALL: flags[ALL]} if ALL in flags else {}]  # a slice, since there may be no step
     for agent, flag in flags.items():
         if flag and agent != ALL:
             steps_with_data = [i for i, parts in enumerate(steps) if any(agent in part for part in parts)]
@@ -134,11 +134,15 @@ class EnvStep(NamedTuple):
     def agents(self) -> list[AgentID]:
         """Return the agents that have data in the step, or a flag that is set."""
         agents = []
-        for data in self[:5]:
+        for data in self[:_NUM_DATA_FIELDS]:
             agents += [agent for agent in data if agent != COMMON]
-        for flags in self[5:]:
+        for flags in self[_NUM_DATA_FIELDS:]:
             agents += [agent for agent, flag in flags.items() if flag and agent != ALL]
         return agents
+
+
+_NUM_DATA_FIELDS = 5
+"""Number of fields of `EnvStep` that hold data; the other fields hold flags."""
 
 
 class PendingAction(NamedTuple):
@@ -180,11 +184,11 @@ class AgentSteps:
     # ---- growing -----------------------------------------------------------------------------------------
 
     def problem_with(self, step: EnvStep) -> str | None:
-        """Return in words why the agent's data in a step is inconsistent; None if it is consistent."""
+        """Return a text that says why the agent's data in a step is inconsistent; None if it is consistent."""
         agent = self.agent
         acts = agent in step.actions
         observes = agent in step.observations
-        for name, data in zip(EnvStep._fields[:5], step):
+        for name, data in zip(EnvStep._fields[:_NUM_DATA_FIELDS], step):
             if agent in data:
                 if self.ended_at is not None:
                     return f"{name} came, but the agent was done at t={self.ended_at}"

@@ -46,6 +46,7 @@ REWARDS = "rewards"
 EXTRAS = "extra_model_outputs"
 
 _NAMES = ("id_", "agent_id", "module_id", "multi_agent_episode_id")
+"""Arguments that identify an episode."""
 _STATE = (*_NAMES, "is_terminated", "is_truncated", "t", "t_started")
 """Attributes that the state of an episode holds under their own names."""
 NO_EXTRAS = {
@@ -72,11 +73,18 @@ class SingleAgentEpisode:
 
     Args:
         id_: Name of the episode, which all its pieces share. Defaults to a new unique name.
-        observations: L + T + 1 rows, as a list or a tree of arrays. Actions, rewards and extra model outputs have L + T
-            rows.
+        observations: L + T + 1 rows, as a list or a tree of arrays.
+        infos: L + T + 1 dicts. Defaults to empty dicts.
+        actions, rewards, extra_model_outputs: L + T rows each; extra model outputs by name.
         observation_space, action_space: Objects with `contains(value)`, in which values that are set later must lie.
-        t_started: Step of the whole episode at which these T steps begin. Defaults to 0.
+        terminated, truncated: Whether the episode ends with the last step, and how.
+        t_started: Step of the whole episode at which the T steps begin. Defaults to 0.
         len_lookback_buffer: L, the number of lookback steps among the given ones. `"auto"` makes all of them lookback.
+        agent_id, module_id, multi_agent_episode_id: Origin of the episode among several agents.
+
+    Attributes:
+        t: Step of the whole episode after the last one: `t_started + T`.
+        custom_data: Dict for the user's own data. Slices get copies of it.
 
     Raises:
         ValueError: the lengths do not fit.

@@ -250,7 +250,8 @@ class MultiAgentEpisode:
         for agent in agents:
             known = self._agents.get(agent)
             steps = known or AgentSteps(agent)
-            reason = (None if known else self._name_problem(agent)) or steps.problem_with(step)
+            reason = self._name_problem(agent) if known is None else None
+            reason = reason or steps.problem_with(step)
 
             # The agent's episode would refuse its first observation later, when other agents have been changed already.
             space = self._observation_spaces.get(agent)
@@ -394,14 +395,16 @@ class MultiAgentEpisode:
 
     @property
     def env_t_to_agent_t(self) -> dict[AgentID, list[int | str]]:
-        """For each agent id a list over all times, lookback included: the agent's own step of its observation at that
-        time, or `"S"` (`SKIP_ENV_TS_TAG`) if it has none."""
+        """Own step of the agent's observation at each env time, lookback included, by agent id.
+
+        It is `"S"` (`SKIP_ENV_TS_TAG`) at times without an observation of the agent.
+        """
         begin = self.env_t_started - self._lookback
         tag = self.SKIP_ENV_TS_TAG
         return {agent: self._agents[agent].own_times(begin, self.env_t, tag) for agent in self.agent_episodes}
 
     def module_for(self, agent_id: AgentID) -> str:
-        """Return the module of an agent. The mapping function is called for its first use only."""
+        """Return the module of an agent. The mapping function is called once for each agent."""
         if agent_id not in self._modules:
             mapping = self.agent_to_module_mapping_fn
             module_id = DEFAULT_MODULE_ID if mapping is None else mapping(agent_id, self)
