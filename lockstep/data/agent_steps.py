@@ -86,7 +86,9 @@ def flags_by_step(
     return result
 
 
-def lists_by_agent(new_data: Any, length: int, name: str) -> tuple[dict[AgentID, list[Any]], dict[AgentID, np.ndarray]]:
+def lists_by_agent(
+    new_data: object, length: int, name: str
+) -> tuple[dict[AgentID, list[Any]], dict[AgentID, np.ndarray]]:
     """Turn a list of dicts, one for each env step, into lists by agent.
 
     Returns:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,7 @@ def _add(fields: dict[str, Any], name: str, field: Any) -> str:
     return name
 
 
-def _to_arrow(pyarrow: Any, array: np.ndarray) -> tuple[str, Any]:
+def _to_arrow(pyarrow: ModuleType, array: np.ndarray) -> tuple[str, Any]:
     """Return the encoding of an array, and its rows as an arrow array (None if a row has no bytes)."""
     width = math.prod(array.shape[1:])
     if width * array.dtype.itemsize == 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ def to_tensordict(columns: Mapping[str, Tree], num_rows: int | None, marks: Mapp
     return result
 
 
-def _put(library: Any, target: Any, key: str, column: Tree, kinds: dict[str, Any], path: str) -> None:
+def _put(library: ModuleType, target: Any, key: str, column: Tree, kinds: dict[str, Any], path: str) -> None:
     """Set `target[key]` to a column, and write the kinds of its parts into `kinds` under their paths."""
     if isinstance(column, dict | tuple):
         is_tuple = isinstance(column, tuple)
@@ -109,7 +110,7 @@ def from_tensordict(tensordict: Any) -> tuple[dict[str, Tree], dict[str, Any]]:
     return columns, note["marks"]
 
 
-def _column(library: Any, value: Any, kinds: Mapping[str, Any], path: str) -> Any:
+def _column(library: ModuleType, value: Any, kinds: Mapping[str, Any], path: str) -> Any:
     """Return the column of an entry of a `TensorDict`; the inverse of `_put`."""
     kind = kinds.get(path, {"kind": "tensor"})
     if isinstance(value, torch.Tensor):

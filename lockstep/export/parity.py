@@ -226,7 +226,7 @@ class Proof:
     def _mismatch(self, expected: Tree, actions: Tree, rows: np.ndarray) -> ExportError:
         row = int(np.flatnonzero(rows)[0])
 
-        def value(leaf: Any) -> Any:
+        def value(leaf: object) -> Any:
             return np.asarray(leaf)[row].tolist()
 
         return ExportError(

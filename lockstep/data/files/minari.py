@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -145,7 +146,7 @@ def _hdf5_of(episodes: Iterable[Mapping[str, Any]]) -> memoryview:
     return content.getbuffer()
 
 
-def _add(h5py: Any, group: Any, name: str, tree: Tree) -> None:
+def _add(h5py: ModuleType, group: Any, name: str, tree: Tree) -> None:
     """Add a tree to a group under `name`."""
     if isinstance(tree, dict | tuple):
         parts = tree if isinstance(tree, dict) else {f"_index_{i}": part for i, part in enumerate(tree)}
@@ -282,7 +283,7 @@ def write_minari(
     return path
 
 
-def _namespace_of(minari: Any, dataset_id: str) -> str | None:
+def _namespace_of(minari: ModuleType, dataset_id: str) -> str | None:
     """Return the namespace of a dataset id, or None; `ValueError` for a malformed id."""
     try:
         return minari.dataset.minari_dataset.parse_dataset_id(dataset_id)[0]
@@ -293,7 +294,7 @@ def _namespace_of(minari: Any, dataset_id: str) -> str | None:
         ) from None
 
 
-def _check_spaces(minari: Any, spaces: Mapping[str, Any]) -> None:
+def _check_spaces(minari: ModuleType, spaces: Mapping[str, Any]) -> None:
     """Raise `ValueError` unless Minari can store each space without loss."""
     codec = minari.serialization
     for name, space in spaces.items():
