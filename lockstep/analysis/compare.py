@@ -87,9 +87,9 @@ class Comparison:
         low, high = float(self.difference.low), float(self.difference.high)
         if low > 0 or high < 0:
             better = first if low > 0 else second
-            meaning = f"{better} is better: the interval of the difference leaves out 0"
+            meaning = f"{better} is better: the interval of the difference does not contain 0"
         else:
-            meaning = "not told apart by these runs: the interval of the difference holds 0"
+            meaning = "not distinguished by these runs: the interval of the difference contains 0"
 
         facts = {"compared": f"{first} against {second}", **self.settings}
         if self.scale:
@@ -314,7 +314,7 @@ def _notes(sides: Sequence[Sequence[RunFolder]], groups: Sequence[RunGroup], lab
         settings = Counter((run.task, run.seed, json.dumps(run.settings(), sort_keys=True)) for run in side)
         twice = [f"{task} seed {seed}" for (task, seed, _), count in settings.items() if count > 1]
         if twice:
-            yield f"{label} has more than one run of {', '.join(twice)}: equal seeds are no independent runs"
+            yield f"{label} has more than one run of {', '.join(twice)}: runs with equal seeds are not independent"
     if _labels_in(sides[0], groups) == _labels_in(sides[1], groups):
         yield "both sides have the same settings"
 

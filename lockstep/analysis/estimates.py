@@ -165,7 +165,7 @@ def _whole_episodes(episodes: Any) -> list[SingleAgentEpisode]:
     for number, episode in enumerate(checked):
         if episode.t_started or not episode.is_done or not len(episode):
             raise ValueError(
-                f"episode {number} is no whole one (it begins at step {episode.t_started}, is_done={episode.is_done}); "
+                f"episode {number} is not whole (it begins at step {episode.t_started}, is_done={episode.is_done}); "
                 "collect whole episodes, with sample(num_episodes=...)"
             )
     return checked

@@ -122,7 +122,7 @@ def _converted(steps: np.ndarray, records: Sequence[Mapping[str, Any]], x: Axis,
         if steps_name is not None and {steps_name, "gradient_step"} <= set(data):
             counters.add((int(data[steps_name]), int(data["gradient_step"])))
     if len(counters) == 1:
-        raise ValueError(f"{source} has no record of environment steps beside gradient steps; take another x")
+        raise ValueError(f"{source} has no record of environment steps together with gradient steps; take another x")
     env_steps, gradient_steps = np.array(sorted(counters)).T
     if not env_steps.any():
         return steps  # an offline run counts gradient steps only

@@ -275,7 +275,7 @@ def check_same_settings(recipe: Recipe, rows: Iterable[Row], config: AlgorithmCo
         if differing:
             raise ValueError(
                 f"seed {row['seed']} of {recipe.algorithm} {recipe.env} was made with other settings "
-                f"({'; '.join(differing)}); --again runs all seeds anew, in their place"
+                f"({'; '.join(differing)}); --again runs all seeds again, in their place"
             )
 
 

@@ -839,10 +839,8 @@ class ReplayBuffer(RowSource):
         }
         for part, (option, present) in parts.items():
             if columns and (state[part] is not None) != present:
-                with_or_without = ("without", "with") if present else ("with", "without")
-                raise ValueError(
-                    f"the state was made {with_or_without[0]} {option}, this buffer {with_or_without[1]}; make it alike"
-                )
+                saved, here = ("without", "with") if present else ("with", "without")
+                raise ValueError(f"the state was made {saved} {option}, this buffer {here}; make both the same")
 
         # States of earlier versions have no `action_form`; their actions have the form that the collector sets here.
         form = ActionForm.from_state(state["action_form"]) if "action_form" in state else self.action_form

@@ -238,7 +238,9 @@ class Metrics:
             raise ValueError(f"{words} ema_coeff={rule.ema_coeff}: reduce={rule.reduce!r} has none, only 'ema' has")
         before = self._rules.setdefault(key, rule)
         if before != rule:
-            raise ValueError(f"{words} {rule}: it was logged with {before} before; log it alike, or under another key")
+            raise ValueError(
+                f"{words} {rule}: it was logged with {before} before; log it in the same way, or under another key"
+            )
 
     # -- gradient steps ---
 

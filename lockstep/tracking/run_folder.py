@@ -341,7 +341,7 @@ def find_run(path: str | os.PathLike[str]) -> Path:
         named = ", ".join(run.name for run in runs[:NAMED_RUNS])
         if len(runs) > NAMED_RUNS:
             named += ", ..."
-        raise RunFolderError(f"{folder} is no run: it has no {CONFIG}; it holds {len(runs)} runs, give one: {named}")
+        raise RunFolderError(f"{folder} is not a run: it has no {CONFIG}; it holds {len(runs)} runs, give one: {named}")
     return runs[0] if runs else folder
 
 

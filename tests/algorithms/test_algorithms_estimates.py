@@ -183,7 +183,7 @@ EPISODE = episode_of([0, 1], [1], [1.0])
 REFUSED = [
     ({"episodes": []}, "must be a list of SingleAgentEpisode"),
     ({"episodes": [3]}, "must be a list of SingleAgentEpisode"),
-    ({"episodes": [episode_of([0, 1], [1], [1.0], [0.0], terminated=False)]}, "is no whole one"),
+    ({"episodes": [episode_of([0, 1], [1], [1.0], [0.0], terminated=False)]}, "is not whole"),
     ({"episodes": [EPISODE]}, "has no 'action_logp'", "with_logp=True"),
     ({"episodes": [episode_of([0, 1], [1], [1.0], [np.nan])]}, "not finite"),
     ({"method": "dr"}, "method='dr'"),

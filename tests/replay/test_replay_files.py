@@ -148,7 +148,7 @@ def test_a_state_of_another_buffer_is_refused():
         ReplayBuffer(20).set_state(state)
     with pytest.raises(ValueError, match=r"without priorities \(PrioritizedReplayBuffer\), this buffer with"):
         PrioritizedVectorReplayBuffer(20, 2).set_state(state)
-    with pytest.raises(ValueError, match="without ignore_obs_next=True, this buffer with; make it alike"):
+    with pytest.raises(ValueError, match="without ignore_obs_next=True, this buffer with; make both the same"):
         VectorReplayBuffer(20, 2, ignore_obs_next=True).set_state(state)
     wider = VectorReplayBuffer(20, 2)
     wider.add(rows(2))

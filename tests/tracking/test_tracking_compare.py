@@ -64,7 +64,7 @@ def test_the_answer_says_what_the_interval_means() -> None:
     turned = compare_scores(apart.second, apart.first, labels=("old", "new"))
     assert "new is better" in turned.facts()["so"]
     equal = compare_scores({"a": [0.0, 1.0, 5.0]}, {"a": [1.0, 0.0, 5.0]})
-    assert "not told apart" in equal.facts()["so"]
+    assert "not distinguished" in equal.facts()["so"]
     text = apart.markdown()
     assert text.startswith("| task | runs of | runs | IQM | 95 % interval |")
     assert "| a | new | 5 | 2.667 |" in text
@@ -94,7 +94,7 @@ def test_notes_name_the_limits_of_a_comparison(tmp_path: Path) -> None:
     assert "A mixes runs of different settings on CartPole-v1: PPO lr=1; PPO lr=2" in comparison.notes
     again = [*seeds(tmp_path, [1.0], lr=4), *seeds(tmp_path, [1.0], lr=4)]
     notes = compare_runs(again, seeds(tmp_path, [1.0, 1.0], lr=4)).notes
-    assert "A has more than one run of CartPole-v1 seed 0: equal seeds are no independent runs" in notes
+    assert "A has more than one run of CartPole-v1 seed 0: runs with equal seeds are not independent" in notes
     assert "both sides have the same settings" in notes
 
 

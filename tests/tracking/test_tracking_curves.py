@@ -135,7 +135,7 @@ def test_curves_run_over_steps_seconds_or_gradient_steps(tmp_path: Path) -> None
     assert read_curve(run.path, x="seconds").x.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
     with pytest.raises(ValueError, match="x='epochs' is not allowed"):
         read_curve(run.path, x="epochs")
-    with pytest.raises(ValueError, match="no record of environment steps beside gradient steps"):
+    with pytest.raises(ValueError, match="no record of environment steps together with gradient steps"):
         read_curve(make_run(tmp_path, seed=5).path, x="gradient_steps")
     pytest.importorskip("matplotlib")
     labels = [draw_runs(run.path, x=x).axes[0].get_xlabel() for x in ("steps", "seconds", "gradient_steps")]
