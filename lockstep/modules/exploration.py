@@ -1,7 +1,8 @@
-"""Exploration that a policy's own distribution does not draw: by chance, by noise on actions, by noise of the state.
+"""Exploration in addition to a policy's own distribution: epsilon-greedy, noise on actions, state-dependent noise.
 
-A collector draws random numbers for many steps at once (`draw_noise`). What remembers within an episode keeps arrays
-with a row for each environment beside them, and makes of the numbers of a step what the actor takes (`advance`).
+A collector draws random numbers for many steps at once (`draw_noise`), since drawing step by step costs more than the
+numbers. Kinds of exploration with a memory keep a state with a row for each environment, and turn the numbers of a step
+into the noise that the actor receives (`advance`).
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from lockstep.options.schedules import Schedule, ScheduleLike
 Noise = npt.NDArray[np.float32]
 State = dict[str, np.ndarray]
 Generators = Callable[[int], np.random.Generator]
-"""the random numbers of one environment, by its row"""
+"""Function that returns the random generator of one environment, by its row."""
 
-LARGE = np.float32(1e8)
-"""Outweighs every difference of action values, but not what forbids an action (-1e9)"""
+RANDOM_BONUS = np.float32(1e8)
+"""Scale of the numbers that replace action values for a random action. They exceed every difference of action values,
+but not the number that forbids an action (-1e9)."""
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "epsilon": ("epsilon",),
     "normal": ("scale",),
@@ -38,60 +40,70 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "gsde": ("sample_freq", "log_std_init"),
     "noisy": ("sigma",),
 }
-"""the kinds of exploration, and the names of their options"""
-OF_A_BOX = ("normal", "ou", "gsde")
-"""those that need a Box of actions"""
-SCALE, SAMPLE_FREQ, NOISY_SIGMA = 0.1, 8, 0.5
-"""deviation of normal noise where the algorithm has none of its own; steps that a matrix of gSDE is kept; deviation
-that noise in weights begins with, times the root of a layer's inputs (Fortunato et al. 2018, section 3.2)"""
+"""Names of the options of each kind of exploration."""
+BOX_KINDS = ("normal", "ou", "gsde")
+"""Kinds of exploration that need a Box of actions."""
+SCALE = 0.1
+"""Standard deviation of normal noise, if the algorithm does not define one."""
+SAMPLE_FREQ = 8
+"""Number of steps for which gSDE keeps a matrix."""
+NOISY_SIGMA = 0.5
+"""Initial standard deviation of noise in weights, times the root of a layer's inputs (Fortunato et al. 2018, section
+3.2)."""
 LOG_STD_INIT = -2.0
-"""start of the logarithms of gSDE's deviations: with 64 features of size 1, actions deviate by about 1 at first"""
+"""Initial logarithm of gSDE's deviations. With 64 features of size 1, the deviation of actions is about 1 at first."""
 
 
 class Exploration(ABC):
-    """Draws what an algorithm adds to its policy's actions while collecting."""
+    """Base class of the random numbers that change a policy's actions during collection."""
 
     keeps_density = False
-    """whether actions are as likely as the policy's distribution says"""
+    """True if the density of actions is that of the policy's distribution."""
     draws_on_device = False
-    """whether it has `level` and `draw_on_device`"""
+    """True if the class has `level` and `draw_on_device`."""
     is_epsilon_greedy = False
-    """Whether `level` is the probability of an action by chance."""
+    """True if `level` is the probability of a random action."""
     wraps_acting = False
-    """Whether actions come from `act`, which calls the network, rather than from the network with the noise drawn."""
+    """True if `act` of this class must call the network. Otherwise the network receives the noise directly."""
 
     def level(self, step: int) -> float:
-        """Return how much is explored at environment step `step`; `ValueError` where that is no such number."""
+        """Return the amount of exploration at environment step `step`. `ValueError` for a bad number of a schedule."""
         raise TypeError(f"{type(self).__name__} does not draw on a device")
 
     def draw_on_device(self, num_rows: int, level: Tensor, generator: torch.Generator) -> Tensor:
-        """Return `draw_noise` of one step `[num_rows, noise_size]` on the device of `level`, which is 0-d."""
+        """Draw the noise of one step `[num_rows, noise_size]` on the device of `level`, a tensor without dimensions."""
         raise TypeError(f"{type(self).__name__} does not draw on a device")
 
     @abstractmethod
     def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> Noise:
-        """Draw random numbers `[*leading_shape, noise_size]` for acting many times, at environment step `step`."""
+        """Draw random numbers `[*leading_shape, noise_size]` for many actions, at environment step `step`."""
 
     def initial_state(self, num_envs: int) -> State:
-        """Return what it remembers before the first step, `{name: [num_envs, ...]}`; empty: nothing."""
+        """Return the state before the first step, `{name: [num_envs, ...]}`; empty for kinds without a state."""
         return {}
 
     def advance(self, noise: Noise, state: State, begins: np.ndarray, generators: Generators) -> Noise:
-        """Return what the actor takes for the numbers `[B, D]` of one step; `state` moves on in place.
+        """Return the noise for the actor, and update `state` in place.
 
-        `begins` `[B]`: an episode begins there. `generators(row)`: random numbers of that environment alone.
+        Args:
+            noise: Random numbers of one step, `[B, D]`.
+            state: State of all environments.
+            begins: Bool `[B]`, True where an episode begins.
+            generators: Function that returns the generator of one environment by its row.
         """
         return noise
 
     def act(self, act: Callable[..., Any], obs: Tree, noise: Noise | None, *state: Mapping[str, np.ndarray]) -> Any:
-        """Return the actions of `act(obs, noise, *state)`; kinds with `wraps_acting` change the call or its actions."""
+        """Return the actions of `act(obs, noise, *state)`. Classes with `wraps_acting` change the call or result."""
         return act(obs, noise, *state)
 
 
 class GaussianNoise(Exploration):
-    """Draws normal numbers with deviation `scale`, to be added to actions in [-1, 1].
+    """Normal noise that is added to actions in [-1, 1].
 
-    `scale`: a number, or a schedule over sampled environment steps.
+    Args:
+        scale: Standard deviation: a number, or a schedule over sampled environment steps.
+        num_actions: Number of action dimensions A.
     """
 
     draws_on_device = True
@@ -101,7 +113,7 @@ class GaussianNoise(Exploration):
         self.num_actions = num_actions
 
     def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> Noise:
-        """Draw `[*leading_shape, num_actions]`, with the deviation of `step`; `ValueError` where that is below 0."""
+        """Draw `[*leading_shape, num_actions]` with the deviation at `step`. `ValueError` if it is negative."""
         return _normal(rng, (*leading_shape, self.num_actions), self.scale, step)
 
     def level(self, step: int) -> float:
@@ -112,26 +124,32 @@ class GaussianNoise(Exploration):
 
 
 class OrnsteinUhlenbeckNoise(Exploration):
-    """Draws noise that goes on from step to step: `x += -theta * x * dt + sigma * sqrt(dt) * N(0, 1)`.
+    """Noise that is correlated in time: `x += -theta * x * dt + sigma * sqrt(dt) * N(0, 1)`, with 0 before an episode.
 
-    It is 0 before an episode.
     Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971, section 3 and its supplement (theta 0.15, sigma 0.2).
-    `sigma`: a number, or a schedule over sampled environment steps. Of numbers drawn without a collector's memory each
-    is the first one of an episode.
+    Without a collector's state, every number is the first one of an episode.
+
+    Args:
+        num_actions: Number of action dimensions A.
+        sigma: Scale of the random part: a number, or a schedule over sampled environment steps.
+        theta: Rate at which the noise returns to 0.
+        dt: Length of a step.
     """
 
     def __init__(self, num_actions: int, sigma: ScheduleLike = 0.2, theta: float = 0.15, dt: float = 1.0) -> None:
         self.sigma = Schedule(sigma, "sigma")
-        self.num_actions, self.theta, self.dt = num_actions, float(theta), float(dt)
+        self.num_actions = num_actions
+        self.theta = float(theta)
+        self.dt = float(dt)
 
     def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> Noise:
-        """Draw what is added to the process at each step, `[*leading_shape, num_actions]`."""
+        """Draw the random part of each step, `[*leading_shape, num_actions]`."""
         noise = _normal(rng, (*leading_shape, self.num_actions), self.sigma, step)
         noise *= np.float32(math.sqrt(self.dt))
         return noise
 
     def initial_state(self, num_envs: int) -> State:
-        """Return `{"noise": zeros [num_envs, A]}`."""
+        """Return the process before an episode, `{"noise": zeros [num_envs, A]}`."""
         return {"noise": np.zeros((num_envs, self.num_actions), np.float32)}
 
     def advance(self, noise: Noise, state: State, begins: np.ndarray, generators: Generators) -> Noise:
@@ -144,42 +162,51 @@ class OrnsteinUhlenbeckNoise(Exploration):
 
 
 class AddedNoise(Exploration):
-    """Adds noise to actions that are drawn from a policy's distribution on [-1, 1], as SAC's is."""
+    """Noise that is added to actions drawn from a policy's distribution on [-1, 1], such as SAC's.
+
+    Args:
+        action_dist: Distribution of the policy.
+        noise: Noise to add.
+    """
 
     wraps_acting = True
 
     def __init__(self, action_dist: ActionDist, noise: Exploration) -> None:
-        self.action_dist, self.noise = action_dist, noise
+        self.action_dist = action_dist
+        self.noise = noise
 
     def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> Noise:
-        """Draw the numbers of the distribution, then those of the noise."""
-        own = self.action_dist.draw_noise(rng, leading_shape)
-        return np.concatenate([own, self.noise.draw_noise(rng, leading_shape, step)], axis=-1)
+        """Draw the random numbers of the distribution followed by those of the noise, on the last axis."""
+        policy_noise = self.action_dist.draw_noise(rng, leading_shape)
+        return np.concatenate([policy_noise, self.noise.draw_noise(rng, leading_shape, step)], axis=-1)
 
     def initial_state(self, num_envs: int) -> State:
-        """Return that of the noise."""
+        """Return the initial state of the noise."""
         return self.noise.initial_state(num_envs)
 
     def advance(self, noise: Noise, state: State, begins: np.ndarray, generators: Generators) -> Noise:
-        """Return the numbers of the distribution, then the noise after this step."""
-        own, added = np.split(noise, [self.action_dist.noise_size], axis=-1)
-        return np.concatenate([own, self.noise.advance(added, state, begins, generators)], axis=-1)
+        """Return the random numbers of the distribution followed by the noise of this step."""
+        policy_noise, added_noise = np.split(noise, [self.action_dist.noise_size], axis=-1)
+        return np.concatenate([policy_noise, self.noise.advance(added_noise, state, begins, generators)], axis=-1)
 
     def act(self, act: Callable[..., Any], obs: Tree, noise: Noise | None, *state: Mapping[str, np.ndarray]) -> Any:
-        """Return what `act(obs, noise, *state)` gives, with the noise added to its actions, within [-1, 1]."""
+        """Return the result of `act(obs, noise, *state)` with noise added to its actions, clipped to [-1, 1]."""
         if noise is None:
             return act(obs, None, *state)
-        own, added = np.split(noise, [self.action_dist.noise_size], axis=-1)
-        result = act(obs, own, *state)
-        actions, *after = result if state else (result,)
-        actions = np.clip(actions + added, -1.0, 1.0, dtype=actions.dtype)
-        return (actions, *after) if state else actions
+        policy_noise, added_noise = np.split(noise, [self.action_dist.noise_size], axis=-1)
+        result = act(obs, policy_noise, *state)
+        actions, *next_state = result if state else (result,)
+        actions = np.clip(actions + added_noise, -1.0, 1.0, dtype=actions.dtype)
+        return (actions, *next_state) if state else actions
 
 
 class NoisyWeights(Exploration):
-    """Draws the noise of a network's weights (`NoisyLinear`), and acts by the best action of what comes of it.
+    """Noise in a network's weights (`NoisyLinear`). The best action of the noisy network is taken.
 
-    Each environment has new noise at each step.
+    Each environment has new noise in each step.
+
+    Args:
+        noise_size: Number of random numbers that the weights need for one row.
     """
 
     wraps_acting = True
@@ -188,11 +215,11 @@ class NoisyWeights(Exploration):
         self.noise_size = noise_size
 
     def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> Noise:
-        """Draw `[*leading_shape, noise_size]` standard normal numbers."""
+        """Draw standard normal numbers `[*leading_shape, noise_size]`."""
         return rng.standard_normal((*leading_shape, self.noise_size), np.float32)
 
     def act(self, act: Callable[..., Any], obs: Tree, noise: Noise | None, *state: Mapping[str, np.ndarray]) -> Any:
-        """Return what `act(obs, None, *state)` gives with this noise in the weights; None: without."""
+        """Return the result of `act(obs, None, *state)` with this noise in the weights. None: no noise."""
         if noise is None:
             return act(obs, None, *state)
         with weight_noise(torch.tensor(noise)):
@@ -200,31 +227,37 @@ class NoisyWeights(Exploration):
 
 
 class StateDependentNoise(Exploration):
-    """Draws the matrices of generalised state-dependent exploration (gSDE).
+    """Matrices of generalised state-dependent exploration (gSDE, Raffin et al. 2021, https://arxiv.org/abs/2005.05719).
 
-    Raffin et al. 2021, https://arxiv.org/abs/2005.05719. The noise of an action is `features @ (sigma * matrix)`:
-    within `sample_freq` steps (None: an episode) it is the same function of the features, so that actions are smooth.
-    Sigma is learned (`StateDependentHead`). Numbers drawn without a collector's memory have the same density, but are
-    independent of each other.
+    The noise of an action is `features @ (sigma * matrix)`. For `sample_freq` steps it is the same function of the
+    features, so that actions are smooth. Sigma is learned (`StateDependentHead`). Without a collector's state, the
+    noise has the same density but is independent in each step.
+
+    Args:
+        head: Head of the policy.
+        sample_freq: Number of steps for which a matrix is kept. None: for an episode.
     """
 
     keeps_density = True
 
     def __init__(self, head: StateDependentHead, sample_freq: int | None = SAMPLE_FREQ) -> None:
-        self.shape, self.sample_freq = (head.in_features, head.out_features), sample_freq
+        self.shape = (head.in_features, head.out_features)
+        self.sample_freq = sample_freq
 
     def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> Noise:
-        """Draw `[*leading_shape, A]` standard normal numbers, which a collector does not use."""
+        """Draw standard normal numbers `[*leading_shape, A]`, for acting without a collector's state."""
         return rng.standard_normal((*leading_shape, self.shape[1]), np.float32)
 
     def initial_state(self, num_envs: int) -> State:
-        """Return the matrices `[num_envs, F, A]`, and the steps `[num_envs]` since each was drawn."""
+        """Return zero matrices `[num_envs, F, A]`, and their age `[num_envs]`: the steps since they were drawn."""
         return {"matrices": np.zeros((num_envs, *self.shape), np.float32), "age": np.zeros(num_envs, np.int64)}
 
     def advance(self, noise: Noise, state: State, begins: np.ndarray, generators: Generators) -> Noise:
-        """Return the matrices `[B, F, A]`; new ones where an episode begins and after `sample_freq` steps."""
-        matrices, age = state["matrices"], state["age"]
+        """Return the matrices `[B, F, A]`. New ones are drawn when an episode begins and after `sample_freq` steps."""
+        matrices = state["matrices"]
+        age = state["age"]
         due = begins if self.sample_freq is None else begins | (age >= self.sample_freq)
+        # Each row's generator of its own: when a matrix is drawn then depends on the episodes of that environment only.
         for row in np.flatnonzero(due):
             matrices[row] = generators(int(row)).standard_normal(self.shape, np.float32)
         age[due] = 0
@@ -233,10 +266,14 @@ class StateDependentNoise(Exploration):
 
 
 class EpsilonGreedy(Exploration):
-    """Takes any action with probability `epsilon`, each equally likely; else the best one.
+    """Epsilon-greedy exploration: with probability `epsilon` a uniformly random action, else the best one.
 
-    It draws random numbers that are added to the action values before the largest is taken: zeros for the best action,
-    large ones for any. `epsilon`: a number, or a schedule over sampled environment steps.
+    The noise is added to the action values, of which the largest is taken. It is 0 for the best action, and large
+    random numbers for a random action. So acting needs no branch, and a mask still forbids actions.
+
+    Args:
+        epsilon: Probability of a random action: a number, or a schedule over sampled environment steps.
+        num_actions: Number of actions A.
     """
 
     draws_on_device = True
@@ -247,10 +284,10 @@ class EpsilonGreedy(Exploration):
         self.num_actions = num_actions
 
     def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> Noise:
-        """Draw `[*leading_shape, num_actions]`, with the epsilon of `step`; `ValueError` where that is none."""
+        """Draw `[*leading_shape, num_actions]` with the epsilon at `step`. `ValueError` if it is not a probability."""
         epsilon = self.level(step)
         noise = rng.random((*leading_shape, self.num_actions), np.float32)
-        noise *= LARGE * (rng.random((*leading_shape, 1)) < epsilon)
+        noise *= RANDOM_BONUS * (rng.random((*leading_shape, 1)) < epsilon)
         return noise
 
     def level(self, step: int) -> float:
@@ -260,11 +297,14 @@ class EpsilonGreedy(Exploration):
         return epsilon
 
     def draw_on_device(self, num_rows: int, level: Tensor, generator: torch.Generator) -> Tensor:
-        drawn = torch.rand(num_rows, self.num_actions + 1, generator=generator, device=level.device)
-        return drawn[:, 1:] * ((drawn[:, :1] < level) * float(LARGE))
+        # One call for both, the decision and the actions: it is one kernel on a GPU.
+        numbers = torch.rand(num_rows, self.num_actions + 1, generator=generator, device=level.device)
+        is_random = numbers[:, :1] < level
+        return numbers[:, 1:] * (is_random * float(RANDOM_BONUS))
 
 
 def _normal(rng: np.random.Generator, shape: Sequence[int], schedule: Schedule, step: int) -> Noise:
+    """Draw normal numbers with the standard deviation of a schedule at `step`."""
     scale = _deviation(schedule, step)
     noise = rng.standard_normal(shape, np.float32)
     noise *= np.float32(scale)
@@ -272,6 +312,7 @@ def _normal(rng: np.random.Generator, shape: Sequence[int], schedule: Schedule, 
 
 
 def _deviation(schedule: Schedule, step: int) -> float:
+    """Return the standard deviation of a schedule at `step`. `ValueError` if it is negative."""
     scale = schedule(step)
     if not scale >= 0.0:
         raise ValueError(f"{schedule.name}={scale!r} at step {step} is not allowed; it must be at least 0")
@@ -279,27 +320,36 @@ def _deviation(schedule: Schedule, step: int) -> float:
 
 
 def check_exploration(name: str, options: Mapping[str, Any]) -> None:
-    """Raise `ValueError` or `TypeError` for options that a kind of exploration does not have, or their values."""
+    """Check the options of a kind of exploration. `ValueError` or `TypeError` for an unknown one or a bad value."""
     for option, value in options.items():
         path = f"env_runners.exploration_config[{option!r}]"
         if option not in OPTIONS[name]:
             known = suggestion(option, OPTIONS[name])
             raise ValueError(f"{path}={value!r} is not allowed for exploration={name!r}; {known}")
         if option in ("epsilon", "scale") or (option == "sigma" and name == "ou"):
-            Schedule(value, path)
-            values = [value] if is_number(value) else [] if callable(value) else [point[1] for point in value]
-            most = 1.0 if option == "epsilon" else math.inf
-            if not all(0.0 <= each <= most for each in values):
-                raise ValueError(
-                    f"{path}={value!r} is not allowed; it must be at least 0" + " and at most 1" * (most == 1)
-                )
+            _check_schedule(path, value, most=1.0 if option == "epsilon" else math.inf)
         elif option == "sample_freq":
             check_whole(path, value, 1, optional=True)
-        elif not is_number(value) or not math.isfinite(value) or (option != "log_std_init" and not value > 0.0):
-            kind = "finite" if option == "log_std_init" else "positive"
-            raise ValueError(f"{path}={value!r} is not allowed; it must be a {kind} number")
+        else:
+            is_logarithm = option == "log_std_init"
+            if not is_number(value) or not math.isfinite(value) or (not is_logarithm and not value > 0.0):
+                kind = "finite" if is_logarithm else "positive"
+                raise ValueError(f"{path}={value!r} is not allowed; it must be a {kind} number")
+    # Above 1 the process would swing from one side of 0 to the other, with growing amplitude above 2.
     if name == "ou" and options.get("theta", 0.15) * options.get("dt", 1.0) > 1.0:
         raise ValueError(f"env_runners.exploration_config={dict(options)}: theta * dt must be at most 1")
+
+
+def _check_schedule(path: str, value: ScheduleLike, *, most: float) -> None:
+    """Check that a number or schedule is between 0 and `most`. A function is checked when it is called."""
+    Schedule(value, path)
+    if callable(value):
+        return
+    points: Any = value
+    numbers = [value] if is_number(value) else [number for _, number in points]
+    if not all(0.0 <= number <= most for number in numbers):
+        limit = " and at most 1" if most == 1 else ""
+        raise ValueError(f"{path}={value!r} is not allowed; it must be at least 0{limit}")
 
 
 def make_exploration(
@@ -310,10 +360,18 @@ def make_exploration(
     epsilon: ScheduleLike | None,
     exploration_noise: ScheduleLike | None,
 ) -> Exploration:
-    """Return the exploration of this kind for the actions of a module.
+    """Return a new exploration of the kind `name` for a module.
 
-    `epsilon` and `exploration_noise` are those of the algorithm, for which `options` has other names. An algorithm with
-    the latter has a policy without chance; of others the noise is added to what their policy draws.
+    Args:
+        name: Kind of exploration, a key of `OPTIONS`.
+        options: Options of that kind, which take precedence over those of the algorithm.
+        module: Module whose actions are explored.
+        epsilon: Epsilon of the algorithm; None if it has none.
+        exploration_noise: Scale of the algorithm's noise. None: its policy draws actions itself, so noise is added to
+            them. Otherwise its policy is deterministic, and the actor adds the noise.
+
+    Raises:
+        ValueError: The module does not have the layers that this kind needs.
     """
     space: Any = module.action_space
     if name == "epsilon":
@@ -334,13 +392,15 @@ def make_exploration(
                 "NoisyLinear"
             )
         return NoisyWeights(noise_size)
-    size, scale = math.prod(space.shape), SCALE if exploration_noise is None else exploration_noise
-    noise: Exploration = GaussianNoise(options.get("scale", scale), size)
+
+    num_actions = math.prod(space.shape)
+    default_scale = SCALE if exploration_noise is None else exploration_noise
+    noise: Exploration = GaussianNoise(options.get("scale", default_scale), num_actions)
     if name == "ou":
-        noise = OrnsteinUhlenbeckNoise(size, **options)
+        noise = OrnsteinUhlenbeckNoise(num_actions, **options)
     return noise if exploration_noise is not None else AddedNoise(module.action_dist_cls, noise)
 
 
 def needs_box(name: str | None, action_space: spaces.Space[Any]) -> bool:
-    """Return whether this kind of exploration needs a Box, and `action_space` is none."""
-    return name in OF_A_BOX and not isinstance(action_space, spaces.Box)
+    """Return whether a kind of exploration needs a Box although `action_space` is another space."""
+    return name in BOX_KINDS and not isinstance(action_space, spaces.Box)
