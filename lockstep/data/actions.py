@@ -162,6 +162,10 @@ class RescaleActions:
         rows = actions.reshape(-1, low.shape[0])
         return clip(rows * half + centre, low, high).reshape(actions.shape)
 
+    def export_call(self, actions: Tree, memory: Mapping[str, Any]) -> tuple[Tree, dict[str, Any]]:
+        """Return the output of `__call__` for tensors and an empty memory, see `Connector.export_call`."""
+        return self(actions), {}
+
     def inverse(self, actions: Tree) -> Tree:
         """Map actions from the bounds to [-1, 1]; to 0 if both bounds are equal."""
         if self._parts:

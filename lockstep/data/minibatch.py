@@ -129,11 +129,14 @@ class MiniBatchIterator:
         shuffle_batch_per_epoch: bool = False,
         rng: np.random.Generator | None = None,
     ) -> None:
-        # A `SampleBatch` is treated as the batch of one module.
-        self._is_single = isinstance(batch, SampleBatch)
-        self._modules: dict[str, SampleBatch] = (
-            {"": batch} if isinstance(batch, SampleBatch) else dict(batch.policy_batches)
-        )
+        self._modules: dict[str, SampleBatch]
+        self._is_single = False
+        if isinstance(batch, SampleBatch):
+            # It is treated as the batch of one module.
+            self._modules = {"": batch}
+            self._is_single = True
+        else:
+            self._modules = dict(batch.policy_batches)
         self._rows = {key: num_units(part) for key, part in self._modules.items()}
         self._options: tuple[Any, ...] = (minibatch_size, num_epochs, shuffle_batch_per_epoch, rng)
         _check_options(self._rows, *self._options)

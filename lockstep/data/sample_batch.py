@@ -1032,8 +1032,7 @@ def concat_samples_into_ma_batch(
 
 def convert_ma_batch_to_sample_batch(batch: SampleBatch | MultiAgentBatch) -> SampleBatch:
     """Return the `SampleBatch` of the default module; `ValueError` if the batch has other modules."""
-    if isinstance(batch, SampleBatch):
-        return batch
-    if list(batch) != [DEFAULT_MODULE_ID]:
-        raise ValueError(f"the batch has modules {sorted(batch)}; only {DEFAULT_MODULE_ID!r} alone can be converted")
-    return batch[DEFAULT_MODULE_ID]
+    modules = batch.as_multi_agent().policy_batches
+    if list(modules) != [DEFAULT_MODULE_ID]:
+        raise ValueError(f"the batch has modules {sorted(modules)}; only {DEFAULT_MODULE_ID!r} alone can be converted")
+    return modules[DEFAULT_MODULE_ID]

@@ -179,10 +179,7 @@ class ActingGraph(nn.Module):
             actions = self.dist.to_env(chosen)  # type: ignore[arg-type]
         for connector in self.action_connectors:
             with export_errors_of(connector):
-                if isinstance(connector, Connector):
-                    mapped = connector.export_call(actions, {})[0]
-                else:  # a plain function on actions, such as RescaleActions
-                    mapped = connector(actions)
+                mapped, _ = connector.export_call(actions, {})
                 actions = _tensors_only(mapped)
 
         # Connectors may remember the action that was taken.

@@ -98,11 +98,15 @@ def write_rows(path: str | Path, batches: SampleBatch | Iterable[SampleBatch]) -
 
 
 def _check_batch(batch: object, number: int) -> None:
-    if not isinstance(batch, SampleBatch) or "seq_lens" in batch or batch.time_major or batch.zero_padded:
-        raise (ValueError if isinstance(batch, SampleBatch) else TypeError)(
-            f"batch {number} is a {type(batch).__name__} that is no SampleBatch of single rows; unpad() sequences and "
-            "leave out 'seq_lens' and the states"
-        )
+    """Raise `TypeError` unless `batch` is a `SampleBatch`, and `ValueError` if it has sequences."""
+    message = (
+        f"batch {number} is a {type(batch).__name__} that is no SampleBatch of single rows; unpad() sequences and "
+        "leave out 'seq_lens' and the states"
+    )
+    if not isinstance(batch, SampleBatch):
+        raise TypeError(message)
+    if "seq_lens" in batch or batch.time_major or batch.zero_padded:
+        raise ValueError(message)
 
 
 def _describe_columns(columns: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
