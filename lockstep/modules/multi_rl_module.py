@@ -1,4 +1,4 @@
-"""Several networks under their ids, as one module."""
+"""`MultiRLModule`, several networks by their ids, and the spec that builds one."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from lockstep.state.sizes import claims_of
 from lockstep.state.trust import FileNames
 
 DEFAULT_MODULE_ID = "default_policy"
+"""Id of the module in runs with one module."""
 ALL_MODULES = "__all_modules__"
+"""Key of results that belong to all modules. Not allowed as a module id."""
 T = TypeVar("T")
 _can_learn = operator.attrgetter("requires_grad")
 
 
 def check_module_id(module_id: object) -> str:
-    """Return `module_id` if it can name a module, its folder and its parameters; `ValueError` otherwise."""
+    """Return `module_id` if it can name a module, its folder and its parameters; else raise `ValueError`."""
     if not isinstance(module_id, str) or not module_id or module_id == ALL_MODULES:
         raise ValueError(f"module id {module_id!r} must be a non-empty text other than {ALL_MODULES!r}")
     if any(mark in module_id for mark in './\\:*?"<>|') or not module_id.isprintable() or module_id.endswith(" "):
@@ -40,10 +42,11 @@ def check_module_id(module_id: object) -> str:
 
 @dataclass(frozen=True)
 class ModuleChange:
-    """One module that is added or removed."""
+    """Addition or removal of one module."""
 
     module_id: str
     is_added: bool
+    """True for an addition."""
 
 
 def module_changes(present: Sequence[str], wanted: Sequence[str]) -> Iterator[ModuleChange]:
@@ -73,9 +76,9 @@ def module_changes(present: Sequence[str], wanted: Sequence[str]) -> Iterator[Mo
 
 
 class MultiRLModule(nn.Module):
-    """Maps module ids to `RLModule`s.
+    """Mapping from module ids to `RLModule`s.
 
-    Batches and outputs are dicts by module id; a module without a batch is not run.
+    Batches and outputs are dicts by module id. A module without a batch does not run.
     """
 
     is_built: ClassVar[Literal[True]] = True
@@ -87,8 +90,9 @@ class MultiRLModule(nn.Module):
         super().__init__()
         self.rl_modules = nn.ModuleDict()
         self._by_id: dict[str, RLModule] = {}
-        """the same modules, without the way through `nn.Module.__getattr__`: asked in each gradient step"""
+        """The same modules in a plain dict. Every gradient step looks them up, and `nn.Module.__getattr__` is slow."""
         self._parameters_of: dict[str, tuple[list[nn.Parameter], list[int]]] = {}
+        """Parameters of each module and their sizes, kept after the first look-up."""
         for module_id, module in (modules or {}).items():
             self.add_module(module_id, module)
 
@@ -125,26 +129,31 @@ class MultiRLModule(nn.Module):
         """Add a module under an id.
 
         Raises:
-            ValueError: the id exists already (unless `override`) or is illegal.
-            TypeError: `module` is no `RLModule`.
+            ValueError: The id exists already (unless `override`), or is not allowed.
+            TypeError: `module` is not an `RLModule`.
         """
         if not isinstance(module, RLModule):
             raise TypeError(f"module {name!r} must be an RLModule, got {type(module).__name__}; see wrap_module()")
         check_module_id(name)
         if name in self.rl_modules and not override:
             raise ValueError(f"there is a module {name!r} already; remove it first, or pass override=True")
-        self.rl_modules[name] = self._by_id[name] = module
+        self.rl_modules[name] = module
+        self._by_id[name] = module
         self._parameters_of.pop(name, None)
 
     def remove_module(self, module_id: str) -> RLModule:
-        """Take a module out and return it; `KeyError` with the ids that exist for an unknown one."""
+        """Remove a module and return it. `KeyError` for an unknown id, which names the existing ones."""
         module = self[module_id]
-        del self.rl_modules[module_id], self._by_id[module_id]
+        del self.rl_modules[module_id]
+        del self._by_id[module_id]
         self._parameters_of.pop(module_id, None)
         return module
 
     def num_trainable_parameters(self, module_id: str) -> int:
-        """Return how many numbers of a module can learn. Its parameters are looked for once, which walks all parts."""
+        """Return the number of values in a module's parameters that require a gradient.
+
+        Which parameters do may change at any time, so only the list of parameters is kept.
+        """
         if module_id not in self._parameters_of:
             params = list(self[module_id].parameters())
             self._parameters_of[module_id] = params, [p.numel() for p in params]
@@ -156,57 +165,59 @@ class MultiRLModule(nn.Module):
         return {module_id: func(module_id, module) for module_id, module in self.items()}
 
     def specs_by_id(self) -> dict[str, RLModuleSpec | RLModule]:
-        """Return the modules by id, in the order of adding, as `MultiRLModuleSpec.specs_by_id` returns specs."""
+        """Return the modules by id, in the order of adding. The counterpart of `MultiRLModuleSpec.specs_by_id`."""
         return dict(self.items())
 
     # -- forward ---
 
     def forward_inference(self, batch: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
-        """Return `{module_id: outputs}` for `{module_id: batch}`."""
+        """Return the outputs `{module_id: outputs}` for batches `{module_id: batch}`."""
         return {module_id: self[module_id].forward_inference(part) for module_id, part in batch.items()}
 
     def forward_exploration(self, batch: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
-        """Return `{module_id: outputs}` for `{module_id: batch}`."""
+        """Return the outputs `{module_id: outputs}` for batches `{module_id: batch}`."""
         return {module_id: self[module_id].forward_exploration(part) for module_id, part in batch.items()}
 
     def forward_train(self, batch: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
-        """Return `{module_id: outputs}` for `{module_id: batch}`."""
+        """Return the outputs `{module_id: outputs}` for batches `{module_id: batch}`."""
         return {module_id: self[module_id].forward_train(part) for module_id, part in batch.items()}
 
     def forward(self, batch: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
-        """Call `forward_train`, so that torch's own tools find it."""
+        """Return the outputs of `forward_train`. torch's own tools call this method."""
         return self.forward_train(batch)
 
     # -- state and checkpoints ---
 
     def get_state(self, *, inference_only: bool = False) -> dict[str, ModuleState]:
-        """Return copies `{module_id: {name: array}}`."""
+        """Return copies of the modules' states, `{module_id: {name: array}}`."""
         return {module_id: module.get_state(inference_only=inference_only) for module_id, module in self.items()}
 
     def set_state(self, state: Mapping[str, Mapping[str, np.ndarray | Tensor]]) -> None:
-        """Set the modules named in `state` (others stay as they are), all or none of them.
+        """Set the states of the modules named in `state`, either all or none of them. Other modules are unchanged.
 
         Raises:
-            KeyError: an id that is not there.
-            ValueError: a state that does not fit its module.
+            KeyError: A module id does not exist.
+            ValueError: A state does not fit its module.
         """
         matched = [self[module_id].matched_state(part) for module_id, part in state.items()]
         copy_values(pair for pairs in matched for pair in pairs)
 
     def spec(self) -> MultiRLModuleSpec:
-        """Return the recipe that builds such modules."""
+        """Return the spec that builds equal modules, without their weights."""
         return MultiRLModuleSpec({module_id: module.spec() for module_id, module in self.items()})
 
     def save_to_path(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Write one checkpoint with a folder for each module, usable by itself; return its absolute path.
+        """Write a checkpoint with one folder per module, and return its absolute path.
 
-        `path` None: a new temporary folder.
+        Each folder is a checkpoint of its module that can be used alone.
+
+        `path`: folder of the checkpoint. Defaults to a new temporary folder.
         """
         folders = {module_id: module.state_tree() for module_id, module in self.items()}
         return str(write_checkpoint(path, {"": {}, **folders}))
 
     def restore_from_path(self, path: str | os.PathLike[str]) -> None:
-        """Take the weights of the checkpoint's modules; their ids must exist here. Warns as a module does."""
+        """Copy the weights of a checkpoint into these modules, whose ids must exist. Warnings as for one module."""
         trees = _module_trees(path)
         self.set_state({module_id: tree["weights"] for module_id, tree in trees.items()})
         for module_id, tree in trees.items():
@@ -214,7 +225,7 @@ class MultiRLModule(nn.Module):
 
     @classmethod
     def from_checkpoint(cls, path: str | os.PathLike[str], *, trust: bool = False) -> Self:
-        """Build all modules of a checkpoint. Warns, and takes `trust`, as `RLModule.from_checkpoint` does."""
+        """Build all modules of a checkpoint. For `trust` and warnings see `RLModule.from_checkpoint`."""
         trees = _module_trees(path)
         built = {}
         for module_id, tree in trees.items():
@@ -228,7 +239,7 @@ class MultiRLModule(nn.Module):
 
 @dataclass(frozen=True)
 class MultiRLModuleSpec:
-    """How to build a `MultiRLModule`: a spec for each module id."""
+    """Spec that builds a `MultiRLModule`: a spec for each module id."""
 
     rl_module_specs: Mapping[str, RLModuleSpec] = field(default_factory=dict)
 
@@ -248,13 +259,14 @@ class MultiRLModuleSpec:
         return dict(self.rl_module_specs)
 
     def build(self, *, seeds: Mapping[str, int] | None = None) -> MultiRLModule:
-        """Build all modules; `seeds` by module id as for `RLModuleSpec.build`."""
+        """Build all modules. `seeds`: seed of each module by id; see `RLModuleSpec.build`."""
         seeds = seeds or {}
         built = {module_id: spec.build(seed=seeds.get(module_id)) for module_id, spec in self.rl_module_specs.items()}
         return MultiRLModule(built)
 
 
 def _module_trees(path: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
+    """Return the content of each module's folder in a checkpoint, by module id."""
     folders = read_checkpoint(path)
     trees = {name: dict(tree) for name, tree in folders.items() if name}
     if folders.get("") or not all({"weights", "spec"} <= tree.keys() for tree in trees.values()):

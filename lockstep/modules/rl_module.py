@@ -1,4 +1,4 @@
-"""The neural network of a policy, and the recipe for building one."""
+"""`RLModule`, the neural network of a policy, and the spec that builds one."""
 
 from __future__ import annotations
 
@@ -27,17 +27,20 @@ from lockstep.state.streams import global_generator
 from lockstep.state.trust import FileNames, Kind, NameInFile, find_class, signed
 
 Batch = Mapping[str, Any]
+"""Tensors by column, such as `"obs"`."""
 ModuleState = dict[str, np.ndarray]
+"""Arrays of parameters and buffers by name."""
 
 
 class RLModule(nn.Module):
-    """A network that acts and is trained.
+    """Network that acts and is trained.
 
-    Subclasses make their layers in `setup` and compute in `_forward`, or in the three forward methods where these
-    differ. A batch has `batch["obs"]`, the tree of tensors `[N, ...]` of the observation space. Outputs are a dict with
+    A subclass makes its layers in `setup` and computes in `_forward`, or in the three forward methods if they differ.
+    A batch has `batch["obs"]`, the tree of tensors `[N, ...]` of the observation space. Outputs are a dict with
     `"action_dist_inputs"` `[N, D]` (or `"actions"`), and in training `"vf_preds"` `[N]` for actor-critics.
 
-    Parameters may be replaced by views into one flat tensor (`parameter.data = ...`) at any time.
+    A learner may at any time replace parameters by views into one flat tensor (`parameter.data = ...`), so a subclass
+    must not keep the memory of a parameter elsewhere.
     """
 
     is_built: ClassVar[Literal[True]] = True
@@ -54,13 +57,14 @@ class RLModule(nn.Module):
         model_config: ModelConfig | Mapping[str, Any] | None = None,
         critic_space: Space[Any] | None = None,
     ) -> None:
-        """Call `setup`.
+        """Store the arguments and call `setup`.
 
         Args:
-            observation_space, action_space: what it observes, and what it chooses.
-            inference_only: leave out what only training needs.
-            model_config: handed to `setup` as it is; None is the default `ModelConfig`.
-            critic_space: of `batch["critic_obs"]` `[N, ...]`, which a centralised critic sees besides in training.
+            observation_space, action_space: Spaces of the environment.
+            inference_only: Leave out the parts that only training needs.
+            model_config: Options for `setup`, in any form that it understands. Defaults to `ModelConfig()`.
+            critic_space: Space of `batch["critic_obs"]` `[N, ...]`, an additional input of a centralised critic in
+                training.
         """
         super().__init__()
         self.observation_space: Any = observation_space
@@ -70,7 +74,7 @@ class RLModule(nn.Module):
         self.critic_space = critic_space
         self._action_dist: ActionDist | None = None
         self.acting_connectors: tuple[str, ...] = ()
-        """names of the connectors that a learner has around this module; acting needs them too"""
+        """Names of the connectors that a learner has around this module. Acting needs them, too."""
         self.setup()
 
     def setup(self) -> None:
@@ -79,30 +83,30 @@ class RLModule(nn.Module):
     # -- forward ---
 
     def _forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Compute the outputs; each forward method does this unless it is overridden."""
+        """Return the outputs of each forward method that is not overridden."""
         raise TypeError(
             f"{type(self).__name__} must define _forward(batch), or forward_inference, forward_exploration and "
             "forward_train"
         )
 
     def forward_inference(self, batch: Batch) -> dict[str, Tensor]:
-        """Compute what acting greedily needs."""
+        """Return the outputs for acting without exploration."""
         return self._forward(batch)
 
     def forward_exploration(self, batch: Batch) -> dict[str, Tensor]:
-        """Compute what acting needs while data is collected."""
+        """Return the outputs for acting while data is collected."""
         return self._forward(batch)
 
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
-        """Compute what the loss needs."""
+        """Return the outputs for the loss."""
         return self._forward(batch)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Call `forward_train`, so that torch's own tools find it."""
+        """Return the outputs of `forward_train`. torch's own tools call this method."""
         return self.forward_train(batch)
 
     def compute_values(self, batch: Batch) -> Tensor:
-        """Return the state values `[N]` among the outputs of `forward_train`. `TypeError` where there are none."""
+        """Return the state values `[N]` among the outputs of `forward_train`. `TypeError` if there are none."""
         outputs = self.forward_train(batch)
         if "vf_preds" in outputs:
             return outputs["vf_preds"]
@@ -112,7 +116,7 @@ class RLModule(nn.Module):
         )
 
     def get_initial_state(self) -> dict[str, Tensor]:
-        """Return the recurrent state at an episode's start, without a batch dimension; empty without memory."""
+        """Return the recurrent state at the start of an episode, without a batch dimension; empty without memory."""
         return {}
 
     def is_stateful(self) -> bool:
@@ -121,7 +125,7 @@ class RLModule(nn.Module):
 
     @property
     def action_dist_cls(self) -> ActionDist:
-        """Distribution over the action space (`ValueError` for a space that has none)."""
+        """Distribution over the action space. `ValueError` for a space that is not supported."""
         if self._action_dist is None:
             config = self.model_config
             fields = vars(config) if isinstance(config, ModelConfig) else config
@@ -131,40 +135,45 @@ class RLModule(nn.Module):
     # -- state ---
 
     def get_non_inference_attributes(self) -> list[str]:
-        """Return the names of submodules and parameters that acting does not need (a value network)."""
+        """Return the names of submodules and parameters that acting does not need, such as a value network."""
         return []
 
     def parts_left_out(self) -> list[str]:
-        """Return the names of submodules and parameters that this module does not have, and other such ones do."""
+        """Return the names of submodules and parameters that other objects of this class have and this one does not."""
         return self.get_non_inference_attributes() if self.inference_only else []
 
     def get_state(self, *, inference_only: bool = False) -> ModuleState:
-        """Return a copy of all parameters and buffers by name, or with `inference_only` of those that acting needs."""
+        """Return copies of all parameters and buffers by name; with `inference_only`, of those that acting needs."""
         tensors = self._acting_tensors() if inference_only else self.state_dict().items()
         return {name: _to_numpy(tensor) for name, tensor in tensors}
 
     def set_state(self, state: Mapping[str, np.ndarray | Tensor]) -> None:
-        """Copy values into parameters and buffers in place (views into a flat tensor stay views).
+        """Copy values into parameters and buffers in place, so that views into a flat tensor stay views.
 
-        A module passes over the names of `parts_left_out`.
+        Values of `parts_left_out` are ignored.
 
         Raises:
-            ValueError: missing, unknown or misshaped names (all are listed); nothing is changed then.
+            ValueError: Names are missing or unknown, or shapes differ. Lists all of them; nothing is changed.
         """
         copy_values(self.matched_state(state))
 
     def matched_state(self, state: Mapping[str, np.ndarray | Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Return (tensor of the module, its value in `state`), for `copy_values`. Raises as `set_state` does."""
+        """Return pairs (tensor of the module, its value in `state`) for `copy_values`. Errors as for `set_state`.
+
+        Checking is apart from copying, so that several modules are restored either all or not at all.
+        """
         tensors = self.state_dict()
-        dropped = self.parts_left_out()
+        left_out = self.parts_left_out()
+        unknown = [name for name in state.keys() - tensors.keys() if name.partition(".")[0] not in left_out]
+        misshaped = [
+            f"{name} is {tuple(np.shape(state[name]))}, not {tuple(tensor.shape)}"
+            for name, tensor in tensors.items()
+            if name in state and np.shape(state[name]) != tuple(tensor.shape)
+        ]
         problems = {
             "missing": sorted(tensors.keys() - state.keys()),
-            "unknown": sorted(name for name in state.keys() - tensors.keys() if name.partition(".")[0] not in dropped),
-            "of another shape": [
-                f"{name} is {tuple(np.shape(state[name]))}, not {tuple(tensor.shape)}"
-                for name, tensor in tensors.items()
-                if name in state and np.shape(state[name]) != tuple(tensor.shape)
-            ],
+            "unknown": sorted(unknown),
+            "of another shape": misshaped,
         }
         listed = "; ".join(f"{label}: {', '.join(names)}" for label, names in problems.items() if names)
         if listed:
@@ -172,74 +181,77 @@ class RLModule(nn.Module):
         return [(tensor, torch.as_tensor(state[name])) for name, tensor in tensors.items()]
 
     def get_flat_weights(self, *, copy: bool = True) -> np.ndarray:
-        """Return every parameter and buffer that acting needs as [bytes] uint8, in a fixed order.
+        """Return every parameter and buffer that acting needs as uint8 [bytes], in a fixed order.
 
-        Tensors that lie one after another in memory, as an optimizer's flat parameters do, are copied at once; with
-        `copy=False` and all of them there, the result is that memory itself, which changes with the next gradient step.
+        Tensors that are neighbours in memory, like those of an optimizer's flat parameters, are copied as one block.
+
+        Args:
+            copy: Return a copy. With False, and if all tensors are in one block, the result is that memory itself,
+                which the next gradient step changes.
         """
-        runs = [run.cpu() for run in self._acting_runs()]
-        if not runs:
+        blocks = [block.cpu() for block in self._acting_blocks()]
+        if not blocks:
             return np.empty(0, np.uint8)
-        if len(runs) > 1:
-            return torch.cat(runs).numpy()
-        return (runs[0].clone() if copy else runs[0]).numpy()
+        if len(blocks) > 1:
+            return torch.cat(blocks).numpy()
+        return (blocks[0].clone() if copy else blocks[0]).numpy()
 
     def set_flat_weights(self, flat: np.ndarray) -> None:
-        """Copy what `get_flat_weights` gave for such a module into the tensors, in place.
+        """Copy the result of `get_flat_weights` of an equal module into the tensors, in place.
 
         Raises:
-            ValueError: the buffer is of a module of another shape; nothing is changed then.
+            ValueError: The number of bytes is that of another network. Nothing is changed.
         """
-        runs = list(self._acting_runs())
-        expected = sum(run.numel() for run in runs)
+        blocks = list(self._acting_blocks())
+        expected = sum(block.numel() for block in blocks)
         if flat.dtype != np.uint8 or flat.shape != (expected,):
             raise ValueError(
                 f"the weights are {flat.dtype} {flat.shape}, {type(self).__name__} needs uint8 ({expected},): they are "
                 "of another network; build runners and learners from one configuration"
             )
         start = 0
-        for run in runs:
-            part = flat[start : start + run.numel()]
-            start += run.numel()
-            if run.device.type == "cpu":
-                np.copyto(run.numpy(), part)
+        for block in blocks:
+            part = flat[start : start + block.numel()]
+            start += block.numel()
+            if block.device.type == "cpu":
+                np.copyto(block.numpy(), part)
             else:
-                run.copy_(torch.from_numpy(part.copy()))
+                block.copy_(torch.from_numpy(part.copy()))
 
     def _acting_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the parameters and buffers that acting needs, with their names."""
-        dropped = self.get_non_inference_attributes()
+        """Yield the parameters and buffers that acting needs with their names."""
+        omitted = self.get_non_inference_attributes()
         for name, tensor in self.state_dict().items():
-            if not any(name == item or name.startswith(f"{item}.") for item in dropped):
+            if not any(name == item or name.startswith(f"{item}.") for item in omitted):
                 yield name, tensor
 
-    def _acting_runs(self) -> Iterator[Tensor]:
-        """Yield the tensors that acting needs as uint8 views on their memory; neighbours in memory are one view."""
-        run: Tensor | None = None
+    def _acting_blocks(self) -> Iterator[Tensor]:
+        """Yield uint8 views of the tensors that acting needs. Neighbours in memory are one view."""
+        block: Tensor | None = None
         for name, tensor in self._acting_tensors():
             if tensor.numel() == 0:
                 continue
             if not tensor.is_contiguous():
                 raise ValueError(f"{name} of {type(self).__name__} is not contiguous in memory; make it .contiguous()")
             part = tensor.detach().reshape(-1).view(torch.uint8)
-            if run is not None and _follows(run, part):
-                run = run.as_strided((run.numel() + part.numel(),), (1,))
+            if block is not None and _follows(block, part):
+                block = block.as_strided((block.numel() + part.numel(),), (1,))
             else:
-                if run is not None:
-                    yield run
-                run = part
-        if run is not None:
-            yield run
+                if block is not None:
+                    yield block
+                block = part
+        if block is not None:
+            yield block
 
     # -- checkpoints ---
 
     def state_tree(self, *, inference_only: bool = False) -> dict[str, Any]:
-        """Return what a checkpoint keeps of a module: its weights and the spec that builds it."""
+        """Return the content of a module's checkpoint: its weights, and the spec that builds it."""
         spec = {**self.spec().to_dict(), "acting_connectors": list(self.acting_connectors)}
         return {"weights": self.get_state(inference_only=inference_only), "spec": spec}
 
     def spec(self) -> RLModuleSpec:
-        """Return the recipe that builds such a module (without its weights)."""
+        """Return the spec that builds an equal module, without its weights."""
         return RLModuleSpec(
             type(self),
             self.observation_space,
@@ -252,14 +264,14 @@ class RLModule(nn.Module):
     def save_to_path(self, path: str | os.PathLike[str] | None = None) -> str:
         """Write a checkpoint (`weights.safetensors`, `spec.json`, manifest) and return its absolute path.
 
-        `path` None: a new temporary folder.
+        `path`: folder of the checkpoint. Defaults to a new temporary folder.
         """
         return str(write_checkpoint(path, {"": self.state_tree()}))
 
     def restore_from_path(self, path: str | os.PathLike[str]) -> None:
-        """Take the weights of a checkpoint. `CheckpointError` or `ValueError` if there is none that fits.
+        """Copy the weights of a checkpoint into this module. `CheckpointError` or `ValueError` if none fits.
 
-        Warns as `from_checkpoint` does, unless this module has the same connectors around it.
+        Warns if the module was trained with other connectors around it than this one has.
         """
         tree = _module_tree(path)
         self.set_state(tree["weights"])
@@ -269,12 +281,17 @@ class RLModule(nn.Module):
     def from_checkpoint(
         cls, path: str | os.PathLike[str], *, module_class: type[RLModule] | None = None, trust: bool = False
     ) -> RLModule:
-        """Build the module whose checkpoint is in `path`, weights included: the network alone.
+        """Build the module of a checkpoint with its weights: the network alone.
 
-        `module_class` is needed for a class that cannot be imported by name (one made in a script or a function).
-        `trust=True` allows what the file of a stranger may not name, such as an encoder that is a function
-        (`UntrustedError` otherwise). Warns where the network was trained with connectors around it, which are not
-        restored with it; `lockstep.load_policy` acts with both.
+        Warns if the network was trained with connectors around it, which are not restored; `lockstep.load_policy`
+        restores both.
+
+        Args:
+            path: Folder of the checkpoint.
+            module_class: Class of the module. Needed if it cannot be imported by name, because a script or a function
+                defines it.
+            trust: Allow objects that a stranger's file may not name, such as an encoder that is a function. Otherwise
+                they raise `UntrustedError`.
         """
         tree = _module_tree(path)
         names = FileNames(Path(path), tree["spec"], trust)
@@ -287,7 +304,7 @@ class RLModule(nn.Module):
     def from_state_tree(
         tree: Mapping[str, Any], *, module_class: type[RLModule] | None = None, names: FileNames | None = None
     ) -> RLModule:
-        """Build the module that `state_tree` described; `names` as for `RLModuleSpec.from_dict`."""
+        """Build the module of a `state_tree` with its weights. Arguments: see `RLModuleSpec.from_dict`."""
         module = RLModuleSpec.from_dict(tree["spec"], module_class=module_class, names=names).build()
         module.set_state(tree["weights"])
         module.acting_connectors = tuple(tree["spec"]["acting_connectors"])
@@ -296,10 +313,9 @@ class RLModule(nn.Module):
 
 @dataclass(frozen=True)
 class RLModuleSpec:
-    """How to build an `RLModule`.
+    """Spec that builds an `RLModule`.
 
-    Fields that are None are filled in by who builds it: an algorithm knows its default class, an environment its
-    spaces.
+    A field that is None is set by the builder: the class by the algorithm, the spaces by the environment.
     """
 
     module_class: type[RLModule] | None = None
@@ -317,12 +333,14 @@ class RLModuleSpec:
     def build(self, *, seed: int | None = None) -> RLModule:
         """Build a new module.
 
-        With `seed`, the initial weights depend on nothing else and torch's global generator is left as it was.
+        Args:
+            seed: Seed of the initial weights; torch's global generator is then left unchanged. None: they are drawn
+                from the global generator.
 
         Raises:
-            ValueError: a field that is needed is None.
-            ClaimedSizeError: a network from a file (`claims_of`) that does not fit into memory.
-            TypeError: a `module_class` that is no `RLModule`.
+            ValueError: A required field is None.
+            ClaimedSizeError: The network of a file (`claims_of`) does not fit into memory.
+            TypeError: `module_class` is not a subclass of `RLModule`.
         """
         absent = [name for name in ("module_class", "observation_space", "action_space") if getattr(self, name) is None]
         if self.module_class is None or self.observation_space is None or self.action_space is None:
@@ -332,29 +350,40 @@ class RLModuleSpec:
                 f"module_class must be a subclass of RLModule, got {self.module_class!r}; wrap_module() takes a plain "
                 "nn.Module"
             )
+        # Only if there is one, since a user's class may not have the argument.
+        critic: dict[str, Any] = {} if self.critic_space is None else {"critic_space": self.critic_space}
         with global_generator(seed, keep=seed is not None), checked_tensors():
             module = self.module_class(
                 self.observation_space,
                 self.action_space,
                 inference_only=self.inference_only,
                 model_config=self.model_config,
-                **({} if self.critic_space is None else {"critic_space": self.critic_space}),
+                **critic,
             )
             initialise_lazy(module)
             return module
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for a file; the class by its name. The user's signature is over own names."""
-        config, cls = self.model_config, self.module_class
+        """Return plain values for a file, with the class by its name.
+
+        If the names are the user's own, the values are signed, so that they are trusted on this machine.
+        """
+        config: Any = self.model_config
+        has_config_class = isinstance(config, ModelConfig)
+        if has_config_class:
+            config = config.to_dict()
+        elif config:
+            config = dict(config)
         plain = {
-            "module_class": None if cls is None else name_of(cls),
+            "module_class": None if self.module_class is None else name_of(self.module_class),
             "observation_space": describe_space(self.observation_space),
             "action_space": describe_space(self.action_space),
             "inference_only": self.inference_only,
-            "model_config_class": "ModelConfig" if isinstance(config, ModelConfig) else None,
-            "model_config": config.to_dict() if isinstance(config, ModelConfig) else config and dict(config),
-            **({} if self.critic_space is None else {"critic_space": describe_space(self.critic_space)}),
+            "model_config_class": "ModelConfig" if has_config_class else None,
+            "model_config": config,
         }
+        if self.critic_space is not None:
+            plain["critic_space"] = describe_space(self.critic_space)
         return signed(plain)
 
     @classmethod
@@ -365,9 +394,12 @@ class RLModuleSpec:
         module_class: type[RLModule] | None = None,
         names: FileNames | None = None,
     ) -> Self:
-        """Return the spec that `to_dict` wrote. `ValueError` if its class cannot be imported and none is passed in.
+        """Return the spec that `to_dict` wrote. `ValueError` if its class cannot be imported and is not passed in.
 
-        `names`: how the objects are found that it names; None: as in a file that the user has not trusted.
+        Args:
+            data: Values that `to_dict` returned.
+            module_class: Class of the module, if it cannot be imported by name.
+            names: Lookup of the objects that the values name. Defaults to that of a file that the user does not trust.
         """
         names = FileNames("the module's spec", data) if names is None else names.of_part(data)
         config = data["model_config"]
@@ -377,7 +409,8 @@ class RLModuleSpec:
             config = ModelConfig.of(config)
         if module_class is None and data["module_class"] is not None:
             module_class = import_module_class(NameInFile(data["module_class"], names, "module_class"))
-        observation_space, action_space = space_from(data["observation_space"]), space_from(data["action_space"])
+        observation_space = space_from(data["observation_space"])
+        action_space = space_from(data["action_space"])
         critic_space = space_from(data["critic_space"]) if "critic_space" in data else None
         return cls(module_class, observation_space, action_space, bool(data["inference_only"]), config, critic_space)
 
@@ -389,16 +422,18 @@ def copy_values(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
             target.copy_(source)
 
 
-def _follows(run: Tensor, part: Tensor) -> bool:
-    """Return whether `part` begins where `run` ends, in the same storage."""
-    same = run.untyped_storage().data_ptr() == part.untyped_storage().data_ptr() and run.device == part.device
-    return same and run.data_ptr() + run.numel() == part.data_ptr()
+def _follows(block: Tensor, part: Tensor) -> bool:
+    """Return whether bytes `part` begin where bytes `block` end, in the same storage."""
+    # Neighbouring addresses alone are not enough: separate allocations may be adjacent by chance.
+    if block.device != part.device or block.untyped_storage().data_ptr() != part.untyped_storage().data_ptr():
+        return False
+    return block.data_ptr() + block.numel() == part.data_ptr()
 
 
-def warn_of_connectors(tree: Mapping[str, Any], around: Sequence[str] = ()) -> None:
-    """Warn where a module was saved that acts behind connectors other than those `around` the restored one."""
+def warn_of_connectors(tree: Mapping[str, Any], present: Sequence[str] = ()) -> None:
+    """Warn if a saved module acts with other connectors than those `present` around the restored module."""
     names = tuple(tree["spec"]["acting_connectors"])
-    if names and names != tuple(around):
+    if names and names != tuple(present):
         warnings.warn(
             f"only the network is restored, without the connectors {', '.join(names)} that it was trained with: it "
             "expects observations, and gives out actions, in their form. To act in the environment, use "
@@ -408,6 +443,7 @@ def warn_of_connectors(tree: Mapping[str, Any], around: Sequence[str] = ()) -> N
 
 
 def _module_tree(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the content of a checkpoint of one module."""
     tree = read_checkpoint(path).get("", {})
     if not {"weights", "spec"} <= tree.keys():
         raise CheckpointError(f"{path} is a checkpoint, but not of one RLModule: give the folder with a spec.json")
@@ -415,16 +451,18 @@ def _module_tree(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 MODULE_CLASS = Kind("an RLModule", (RLModule,), takes_others=False)
+"""Classes that a file may name as a module."""
 _OTHER_CLASS = "give a subclass of RLModule in a file that can be imported, 'module:Class', or pass module_class=..."
 
 
 def import_module_class(name: str) -> type[RLModule]:
     """Return the RLModule subclass at an import path `package.module:Class`, which the user or a file has named."""
-    found: type[RLModule] = find_class("rl_module_spec", name, MODULE_CLASS, _OTHER_CLASS)
-    return found
+    module_class: type[RLModule] = find_class("rl_module_spec", name, MODULE_CLASS, _OTHER_CLASS)
+    return module_class
 
 
 def _to_numpy(tensor: Tensor) -> np.ndarray:
+    """Return a copy of a tensor as an array."""
     tensor = tensor.detach().cpu()
     if tensor.dtype == torch.bfloat16:  # numpy has none; float32 holds it exactly
         tensor = tensor.float()
@@ -434,11 +472,11 @@ def _to_numpy(tensor: Tensor) -> np.ndarray:
 # -- any `nn.Module` as an `RLModule` ---
 
 MASKED_OUTPUTS = ("action_dist_inputs", "q_values")
-"""the outputs with an entry for each action"""
+"""Outputs that have an entry for each action, to which a mask can be applied."""
 
 
 class WrappedModule(RLModule):
-    """An `RLModule` around a plain `nn.Module`; made by `wrap_module`."""
+    """`RLModule` around a plain `nn.Module`, which `wrap_module` makes."""
 
     def __init__(
         self,
@@ -466,25 +504,26 @@ class WrappedModule(RLModule):
             )
 
     def _forward(self, batch: Batch) -> dict[str, Tensor]:
-        returned = self.network(batch["obs"])
-        if isinstance(returned, Tensor):
-            returned = (returned,)
+        outputs = self._named_outputs(self.network(batch["obs"]))
+        values = outputs.get("vf_preds")
+        if values is not None and values.dim() > 1 and values.shape[-1] == 1:
+            outputs["vf_preds"] = values.squeeze(-1)
+        if self.is_masked:
+            mask = self.action_dist_cls.full_mask(batch["obs"][ACTION_MASK])
+            outputs |= {name: mask_logits(outputs[name], mask) for name in MASKED_OUTPUTS if name in outputs}
+        return outputs
+
+    def _named_outputs(self, returned: Any) -> dict[str, Tensor]:
+        """Return the network's results by the declared names. `ValueError` if they do not match the names."""
         if isinstance(returned, Mapping):
             absent = [name for name in self.outputs if name not in returned]
             if absent:
                 raise ValueError(f"the wrapped module did not return {absent}, but {list(returned)}")
-            named = {name: returned[name] for name in self.outputs}
-        elif len(returned) == len(self.outputs):
-            named = dict(zip(self.outputs, returned))
-        else:
-            raise ValueError(f"the wrapped module returned {len(returned)} tensors for the outputs {self.outputs}")
-        values = named.get("vf_preds")
-        if values is not None and values.dim() > 1 and values.shape[-1] == 1:
-            named["vf_preds"] = values.squeeze(-1)
-        if self.is_masked:
-            mask = self.action_dist_cls.full_mask(batch["obs"][ACTION_MASK])
-            named |= {name: mask_logits(named[name], mask) for name in MASKED_OUTPUTS if name in named}
-        return named
+            return {name: returned[name] for name in self.outputs}
+        tensors = (returned,) if isinstance(returned, Tensor) else returned
+        if len(tensors) != len(self.outputs):
+            raise ValueError(f"the wrapped module returned {len(tensors)} tensors for the outputs {self.outputs}")
+        return dict(zip(self.outputs, tensors))
 
     def compute_values(self, batch: Batch) -> Tensor:
         """Return the output `"vf_preds"` `[N]`; `TypeError` if it is not among the declared ones."""
@@ -501,22 +540,25 @@ def wrap_module(
     *,
     model_config: ModelConfig | Mapping[str, Any] | None = None,
 ) -> RLModule:
-    """Make an `RLModule` of a plain `nn.Module`; it shares the parameters.
+    """Return an `RLModule` around a plain `nn.Module`, whose parameters it shares.
 
-    The network sees the whole observation. Where that carries an action mask, the wrapper applies it to
-    `"action_dist_inputs"` and `"q_values"`: forbidden actions get a very low number, when acting and when learning.
+    The network receives the whole observation. If that has an action mask, the wrapper applies it to
+    `"action_dist_inputs"` and `"q_values"`: forbidden actions get a very low number, in acting and in learning.
 
         outputs = ("action_dist_inputs", "vf_preds")
         module = wrap_module(MyNetwork(), env.observation_space, env.action_space, outputs)
 
     Args:
-        outputs: names what `network(obs)` returns: one name for a tensor, several for a tuple (or for the entries to
-            take of a dict). Among them must be `"action_dist_inputs"` `[N, D]` or `"actions"`; `"vf_preds"` `[N]` or
-            `[N, 1]` are the state values.
+        network: The network, called as `network(obs)`.
+        observation_space, action_space: Spaces of the environment.
+        outputs: Names of the network's results: one name for a tensor, several for a tuple, or the keys to use of a
+            dict. `"action_dist_inputs"` `[N, D]` or `"actions"` must be among them. `"vf_preds"` `[N]` or `[N, 1]` are
+            the state values.
+        model_config: Options of the action distribution, such as `squash_actions`.
 
     Raises:
-        TypeError: `network` is no `nn.Module`.
-        ValueError: no output to act with, or a mask that cannot be applied.
+        TypeError: `network` is not an `nn.Module`.
+        ValueError: There is no output to act with, or the mask cannot be applied.
     """
     if not isinstance(network, nn.Module):
         raise TypeError(f"wrap_module takes a torch nn.Module, got {type(network).__name__}")
