@@ -191,7 +191,7 @@ def test_settings_for_atari_learn_from_signs_and_report_the_games_scores():
     assert losses["vf_loss"] < 25, "returns of at most five signs, not of 250"
 
 
-def test_options_of_a_game_are_checked_and_raw_observations_can_be_had():
+def test_game_options_are_checked_and_raw_observations_available():
     with pytest.raises(ValueError, match=r"no option of ALE/Breakout-v5. Did you mean 'frameskip'"):
         make_vector(GAME, env_config={"frame_skip": 2})
     with pytest.raises(ValueError, match=r"noop_max.*at least 0"):

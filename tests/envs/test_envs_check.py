@@ -113,7 +113,7 @@ def test_each_fault_is_found_by_its_name_and_alone(code):
     assert len(faults[code].message) > 20
 
 
-def test_an_error_tells_where_the_environment_raised():
+def test_an_error_names_the_line_where_the_environment_raised():
     (finding,) = check_environment(FAULTS["step_raises"])
     assert "ZeroDivisionError: the wheel came off" in finding.message
     assert "test_envs_check.py:" in finding.message
@@ -146,7 +146,7 @@ def test_an_empty_mask_is_allowed_at_the_end_of_an_episode_only():
     ]
 
 
-def test_the_mean_return_of_random_episodes_is_told():
+def test_the_mean_return_of_random_episodes_is_reported():
     for env, mean in ((Sound, 10.0), (partial(CountingEnv, [(4, "terminate")]), None)):
         (told,) = [finding for finding in check_environment(env, num_steps=60) if finding.code == "random_return"]
         assert mean is None or told.value == mean
@@ -171,7 +171,7 @@ def test_a_finished_environment_is_left_open_and_usable():
     env.step(0)
 
 
-def test_a_reused_array_is_told():
+def test_a_reused_observation_array_is_reported():
     class Reusing(Sound):
         buffer = np.zeros(2, dtype=np.float32)
 
@@ -196,7 +196,7 @@ class Large(Sound):
         return 338.0
 
 
-def test_rewards_and_observations_of_odd_scale_are_told_with_what_to_set():
+def test_odd_scales_are_reported_with_the_option_to_set():
     warned = {each.code: each.message for each in check_environment(Large) if each.level == "warning"}
     assert "338" in warned["reward_scale"]
     assert "environment.normalize_rewards=True" in warned["reward_scale"]

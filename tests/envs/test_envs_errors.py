@@ -116,7 +116,7 @@ def test_an_environment_that_exits_the_process_is_an_error(how, backend):
 
 
 @pytest.mark.parametrize("how", ["raise needs", "raise unpicklable"])
-def test_an_error_that_does_not_cross_processes_is_told_all_the_same(how, monkeypatch):
+def test_an_unpicklable_error_of_a_worker_is_reported(how, monkeypatch):
     """Our own workers send it as text; given workers still say which row failed, and nothing hangs."""
     monkeypatch.setattr(gymnasium_vectors, "_REPORT_TIMEOUT", 0.5)
     envs = makers(how)
@@ -161,7 +161,7 @@ class Telling(CountingEnv):
         return (*answer, {"length": self.step_number, "lock": threading.Lock(), "hook": lambda: None})
 
 
-def test_an_info_that_cannot_be_pickled_is_left_out_and_told_by_its_key():
+def test_an_unpicklable_info_is_left_out_and_named_by_key():
     with make_vector(lambda: Telling(((1, "terminate"),)), num_envs=2, mode="async") as envs:
         envs.reset([0, 1])
         with pytest.warns(RuntimeWarning, match=r"info\['(lock|hook)'\] cannot be pickled") as warned:
@@ -176,7 +176,7 @@ def test_an_info_that_cannot_be_pickled_is_left_out_and_told_by_its_key():
         assert envs.num_restarts == 0
 
 
-def test_a_worker_that_hangs_is_named_and_nothing_is_left_of_the_vector():
+def test_a_hanging_worker_is_named_and_all_processes_are_ended():
     """After gymnasium's time-out the pipes answer the question before: a further step is refused."""
     workers = AsyncVectorEnv([lambda: Breaking("hang")] * NUM_ENVS, autoreset_mode="SameStep")
     boundary = make_vector(workers)

@@ -227,7 +227,7 @@ def test_environments_and_calls_that_do_not_fit_are_refused(mistake, words):
         mistake()
 
 
-def test_the_mode_of_the_instance_goes_before_metadata_shared_by_the_class():
+def test_the_mode_of_the_instance_precedes_metadata_of_the_class():
     """AtariVectorEnv writes the mode of the instance made last into metadata of the class."""
 
     shared = {"autoreset_mode": "Disabled"}
@@ -237,7 +237,7 @@ def test_the_mode_of_the_instance_goes_before_metadata_shared_by_the_class():
     assert make_vector(first).autoreset_mode == "DISABLED"
 
 
-def test_the_mask_given_to_the_vector_is_a_copy():
+def test_the_reset_mask_passed_to_the_vector_is_a_copy():
     """gymnasium empties the options that it is given, and an environment may keep or change the mask."""
 
     class Greedy(CountingVectorEnv):

@@ -85,7 +85,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("change", "words"), REFUSED)
-def test_data_that_cannot_be_are_told_by_agent_and_step(change, words):
+def test_invalid_data_are_reported_by_agent_and_step(change, words):
     with pytest.raises(MultiAgentEnvError, match=words):
         record_parallel_episode(changed(change)(), first_choice)
     (finding, *_) = check_environment(changed(change))

@@ -133,7 +133,7 @@ def test_turn_based_environment_where_agents_come_and_go():
     assert episode.get_return(include_hanging_rewards=True) == episode.get_return() + early
 
 
-def test_max_steps_leaves_the_episode_open_with_what_waits():
+def test_max_steps_leaves_the_episode_unfinished():
     tictactoe = pytest.importorskip("pettingzoo.classic.tictactoe_v3")
     env = tictactoe.env()
     episode = record_aec_episode(env, chooser(env, 0), seed=0, max_steps=3)

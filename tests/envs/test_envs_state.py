@@ -105,7 +105,7 @@ def test_a_state_does_not_change_afterwards(tmp_path):
     np.testing.assert_array_equal(state["envs"][0]["inner"]["state"], before[1])
 
 
-def test_environments_that_cannot_tell_their_state_give_none():
+def test_environments_with_unknown_state_return_none():
     vector = gym.wrappers.vector.RecordEpisodeStatistics(sync_vector("CartPole-v1", AutoresetMode.SAME_STEP))
     stacked = gym.wrappers.FrameStackObservation(gym.make("CartPole-v1"), 2)
     for env in (stacked, "FrozenLake-v1", vector):

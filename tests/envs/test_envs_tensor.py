@@ -264,7 +264,7 @@ def test_a_step_waits_for_nothing_and_takes_few_operations(env_id, most):
 
 
 @pytest.mark.parametrize("env_id", TENSOR_ENVS)
-def test_a_recorded_step_goes_on_from_the_state(env_id):
+def test_a_captured_step_continues_from_the_state(env_id):
     """As a CUDA graph does: the operations of one step are recorded with their memory, and only they are repeated."""
     env, recorded = (TENSOR_ENVS[env_id](7, seed=2, max_episode_length=20) for _ in range(2))
     state, generator = recorded.get_state(), torch.Generator().manual_seed(0)
@@ -295,7 +295,7 @@ def test_seeds_and_states_bring_the_same_bits(env_id):
 
 
 @pytest.mark.parametrize("env_id", TENSOR_ENVS)
-def test_what_a_step_returns_may_be_written_to(env_id):
+def test_tensors_that_a_step_returned_may_be_written_to(env_id):
     env, other = make_tensor_env(env_id, 4), make_tensor_env(env_id, 4)
     expected = play(env, 30)
     generator, found = torch.Generator().manual_seed(0), []
@@ -449,7 +449,7 @@ def test_environments_in_each_form_of_rsl_rl_are_stepped(form):
     assert simulator.episode_length_buf.tolist() == [0, 1, 2]
 
 
-def test_what_an_environment_in_rsl_rls_form_lacks_is_named():
+def test_missing_methods_of_rsl_rls_interface_are_named():
     with pytest.raises(TypeError, match=r"Env has no .*num_actions|num_actions.*get_observations"):
         RslRlEnv(gym.make("CartPole-v1"))
     with pytest.raises(ValueError, match=r"policy_group='actor'.*policy"):
@@ -514,7 +514,7 @@ def test_functions_of_jax_are_stepped():
     assert not jax_counter(final=False).gives_final_obs
 
 
-def test_a_jax_environment_goes_on_from_its_state():
+def test_a_jax_environment_continues_from_its_state():
     env, other = jax_counter(seed=1), jax_counter(seed=2)
     play(env, 4)
     state = env.get_state()
@@ -634,7 +634,7 @@ def test_a_step_returns_the_final_observation_of_its_own_episode(make):
 
 
 @pytest.mark.parametrize("env_id", TENSOR_ENVS)
-def test_what_a_step_gave_is_left_alone_by_later_steps(env_id):
+def test_later_steps_leave_earlier_results_unchanged(env_id):
     env = make_tensor_env(env_id, 5)
     generator = torch.Generator().manual_seed(0)
     given, kept = [env.reset(seed=1)], []

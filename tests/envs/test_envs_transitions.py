@@ -101,7 +101,7 @@ def test_every_transition_is_real_also_after_explicit_resets(backend, mode):
 
 @pytest.mark.parametrize("backend", ["light", "sync", "async", "native"])
 @pytest.mark.parametrize("mode", MODES)
-def test_infos_of_the_last_step_are_told(backend, mode):
+def test_infos_of_the_last_step_are_reported(backend, mode):
     with make_vector(BACKENDS[backend](mode)) as boundary:
         boundary.reset([0] * NUM_ENVS)
         told = 0

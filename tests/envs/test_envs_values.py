@@ -179,7 +179,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("back_end", BACK_ENDS)
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_step_whose_observation_the_space_cannot_hold_is_refused_by_name(case, back_end):
+def test_a_step_with_an_unfit_observation_is_refused_by_name(case, back_end):
     space, first, later, words = REFUSED[case]
     with pytest.raises((RuntimeError, ValueError)) as refused:
         BACK_ENDS[back_end](lambda: Given(space, first, later))
@@ -247,7 +247,7 @@ def test_multi_agent_actions_are_not_computed_for_invalid_observations():
 
 
 @pytest.mark.parametrize("case", [case for case in REFUSED if case != "another shape"])
-def test_the_checker_names_what_the_space_cannot_hold(case):
+def test_the_check_names_values_that_the_space_cannot_hold(case):
     space, first, later, _ = REFUSED[case]
     findings = check_environment(lambda: Given(space, first, later), num_steps=20)
     assert any(each.level == "error" and each.code.startswith("observation") for each in findings)

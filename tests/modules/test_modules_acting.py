@@ -107,7 +107,7 @@ def test_acting_does_not_change_observations_or_noise():
         np.testing.assert_array_equal(noise, copies[1])
 
 
-def test_new_values_are_seen_at_once_and_new_storage_makes_an_actor_stale():
+def test_new_values_act_at_once_and_new_storage_makes_an_actor_stale():
     module, other = build(), build(hidden_gain=0.3)
     actor = NumpyActor.build(module)
     obs = rows(500)
@@ -176,7 +176,7 @@ class OnlyAnotherLoss(DefaultActorCriticModule):
         return super().forward_train(batch)
 
 
-def test_what_numpy_cannot_do_goes_to_torch():
+def test_modules_that_numpy_cannot_run_get_a_torch_actor():
     image = spaces.Box(0, 255, (40, 40, 3), np.uint8)
     masked = spaces.Dict({"observations": BOX, "action_mask": spaces.MultiBinary(3)})
     others = [
@@ -203,7 +203,7 @@ def test_what_numpy_cannot_do_goes_to_torch():
     assert NumpyActor.build(RLModuleSpec(OnlyAnotherLoss, BOX, DISCRETE).build()) is not None
 
 
-def test_an_overridden_method_is_what_acts():
+def test_an_overridden_method_is_used_for_acting():
     module = RLModuleSpec(Overridden, BOX, DISCRETE).build(seed=0)
     obs = rows(50)
     noise = module.action_dist_cls.draw_noise(np.random.default_rng(0), (50,))

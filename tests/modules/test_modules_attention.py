@@ -83,7 +83,7 @@ def test_a_layer_with_closed_gates_is_the_identity():
 
 
 @pytest.mark.parametrize("cut", [1, 2, 4])
-def test_a_sequence_gives_what_pieces_of_it_and_single_steps_give(cut):
+def test_a_sequence_equals_its_pieces_and_single_steps(cut):
     net, x = module(), obs()
     whole, state = net.forward_train({"obs": x}), state_of(net)
     for t in range(0, x.shape[1], cut):

@@ -66,7 +66,7 @@ def test_a_schedule_moves_the_deviation():
     np.testing.assert_allclose(half, 0.5 * first)
 
 
-def test_added_noise_moves_what_the_policy_draws_and_stays_within_bounds():
+def test_added_noise_moves_drawn_actions_within_their_bounds():
     dist = ActionDist(MOVES, squashed=True)
     exploration = AddedNoise(dist, GaussianNoise(5.0, 2))
     noise = exploration.draw_noise(np.random.default_rng(0), (4,), 0)

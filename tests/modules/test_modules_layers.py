@@ -138,7 +138,7 @@ def test_function_transforms_see_every_layer(fused_calls):
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("part", ["encoder", "encoder.mlp", "encoder.features", "encoder.mlp.1", "policy_head"])
-def test_hooks_on_the_default_module_see_what_they_always_saw(part, shared):
+def test_hooks_on_the_default_module_get_plain_inputs_and_outputs(part, shared):
     space, config = spaces.Box(-1, 1, (3,)), {"hiddens": (5, 4), "vf_share_layers": shared}
     module = DefaultActorCriticModule(space, spaces.Discrete(2), model_config=config)
     plain, seen = module.forward_train({"obs": X}), []
@@ -180,7 +180,7 @@ def test_batched_networks_equal_a_loop_of_linear_layers(widths, activation, one_
             torch.testing.assert_close(bias.grad[k, 0], linear.bias.grad)
 
 
-def test_frozen_batched_networks_get_no_gradient_and_their_inputs_the_same():
+def test_frozen_networks_send_the_same_gradient_to_inputs_only():
     batched = BatchedMLP(3, 4, (6, 5), 1).double()
     inputs = torch.randn(8, 4, dtype=torch.float64, requires_grad=True)
     (expected,) = torch.autograd.grad(batched(inputs).sum(), [inputs])
@@ -206,7 +206,7 @@ def test_batched_networks_in_bfloat16_return_float32_values_and_gradients():
 
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
-def test_the_first_batched_network_alone_gives_what_it_gives_among_others(activation, frozen):
+def test_the_first_batched_network_alone_gives_equal_outputs(activation, frozen):
     batched = BatchedMLP(3, 4, (6, 5), 1, activation=activation).double()
     inputs = torch.randn(8, 4, dtype=torch.float64, requires_grad=True)
     alone = batched(inputs, first_only=True, frozen=frozen)

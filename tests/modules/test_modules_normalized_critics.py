@@ -49,7 +49,7 @@ def test_batch_renorm_starts_as_batch_norm_and_becomes_algorithm_1(num_batches, 
     assert int(norm.num_batches) == num_batches + 1
 
 
-def test_r_and_d_have_no_gradient_and_the_statistics_of_the_batch_have_one():
+def test_r_and_d_have_no_gradient_but_batch_statistics_have_one():
     rows = some_rows().requires_grad_()
     norm = renorm((0.9, -1.9), (3.0, 0.02), 100_000)
     found = norm(rows[None], mean_of_rows=mean_of_rows())[0]

@@ -128,7 +128,7 @@ def test_initialisation_is_orthogonal_for_each_gate_or_torchs_own():
     assert float(plain.weight_hh.detach().abs().max()) <= 0.5
 
 
-def test_inference_only_has_no_value_head_and_takes_a_full_modules_weights():
+def test_inference_only_omits_the_value_head_and_accepts_all_weights():
     full = module()
     small = RLModuleSpec(
         RecurrentActorCriticModule, BOX, THREE, inference_only=True, model_config=full.model_config

@@ -132,7 +132,7 @@ def test_image_layouts_are_the_same_picture_and_bytes_are_scaled():
 
 
 @pytest.mark.parametrize("name", ["image_first", "image_last", "image_grey", "image_floats"])
-def test_images_give_what_they_give_with_contiguous_channels(name):
+def test_memory_format_of_images_changes_no_result(name):
     features = make(OBSERVATIONS[name]).encoder.features
     obs = sample(OBSERVATIONS[name], 3)
     before = obs.clone()
@@ -309,7 +309,7 @@ REST = {
 
 
 @pytest.mark.parametrize("rest", REST.values(), ids=REST)
-def test_a_mask_is_taken_whatever_lies_beside_it(rest):
+def test_a_mask_is_used_whatever_other_keys_there_are(rest):
     space = spaces.Dict({**rest, "action_mask": spaces.MultiBinary(4)})
     module = make(space, spaces.Discrete(4))
     obs = {**sample(space, 200), "action_mask": torch.eye(4).repeat(50, 1)}
