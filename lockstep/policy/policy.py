@@ -543,9 +543,11 @@ class Policy:
                     self._update_priorities(module_id, buffers[module_id], batch)
             if bad_sample is None and stats[-1].first_bad_step is not None:
                 bad_sample = sample
-                if isinstance(sample, SampleBatch):
+                if not buffer.is_by_module:
+                    batch = batches[DEFAULT_MODULE_ID]
+                    num_rows = num_units(batch) // num_drawn
                     first_row = sample_size * (stats[-1].first_bad_step - 1)
-                    bad_sample = take_units(sample, np.arange(first_row, first_row + num_units(sample) // num_drawn))
+                    bad_sample = take_units(batch, np.arange(first_row, first_row + num_rows))
         if bad_sample is not None:
             self.last_batch = bad_sample
         return stats[0] if len(stats) == 1 else merge_training_stats(stats)

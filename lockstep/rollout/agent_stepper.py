@@ -14,7 +14,7 @@ from lockstep.data import MultiAgentEpisode
 from lockstep.data.actions import random_actions, single_action
 from lockstep.data.agent_steps import AgentID
 from lockstep.data.columns import Columns
-from lockstep.data.trees import map_tree, named_leaves, rows_of, stack_observations, zip_trees
+from lockstep.data.trees import Tree, map_tree, named_leaves, rows_of, stack_observations, zip_trees
 from lockstep.envs.errors import RAISED, step_error
 from lockstep.envs.multi_agent import AgentEnvAdapter, AgentEnvs
 from lockstep.rollout.callbacks import EnvironmentEvents, Episode, EpisodeView
@@ -404,7 +404,7 @@ class AgentStepper(Stepper):
             learned = self._random_actions(module_id, part, obs, rows)
         return part.to_env(learned), learned, outputs
 
-    def _random_actions(self, module_id: str, part: ActingPart, obs: Any, rows: Rows) -> np.ndarray:
+    def _random_actions(self, module_id: str, part: ActingPart, obs: Tree, rows: Rows) -> np.ndarray:
         """Return random actions, as learned from. Each environment and module has a random stream of its own."""
         masks = masks_in(obs, part.seen_space, part.random_space)
         actions = []
@@ -438,8 +438,24 @@ class AgentStepper(Stepper):
         if self.buffer is None or len(piece) == 0:
             return
         if self.mode.raise_on_nan:
-            _check_finite(piece, b)
+            self._check_finite(piece, b)
         self._pieces.append((piece, b))
+
+    def _check_finite(self, piece: MultiAgentEpisode, b: int) -> None:
+        """Raise `MalformedBufferError` for the first value that is not finite in a piece of environment `b`'s
+        episode."""
+        for agent, single in piece.agent_episodes.items():
+            columns = list(named_leaves("obs", single.get_observations()))
+            if len(single):
+                columns += [("rewards", single.get_rewards()), ("actions", single.get_actions())]
+            values = not_finite(columns)
+            if values:
+                first = min(values, key=attrgetter("origin"))
+                raise MalformedBufferError(
+                    f"environment {b} gave agent {agent!r} a value that is not finite in column {first.name!r} at "
+                    f"its step {single.t_started + first.position[0]}; fix the environment, or pass "
+                    "raise_on_nan_in_buffer=False"
+                )
 
     # -- state ---
 
@@ -527,22 +543,6 @@ def part_of(policy: LearningPolicy, module_id: str, agent: AgentID) -> ActingPar
         raise KeyError(f"agent {agent!r} is mapped to the module {module_id!r}; there are {sorted(policy.acting)}")
     part: ActingPart = policy.acting[module_id]
     return part
-
-
-def _check_finite(piece: MultiAgentEpisode, b: int) -> None:
-    """Raise `MalformedBufferError` for the first value that is not finite in a piece of environment `b`'s episode."""
-    for agent, single in piece.agent_episodes.items():
-        columns = list(named_leaves("obs", single.get_observations()))
-        if len(single):
-            columns += [("rewards", single.get_rewards()), ("actions", single.get_actions())]
-        values = not_finite(columns)
-        if values:
-            first = min(values, key=attrgetter("origin"))
-            raise MalformedBufferError(
-                f"environment {b} gave agent {agent!r} a value that is not finite in column {first.name!r} at "
-                f"its step {single.t_started + first.position[0]}; fix the environment, or pass "
-                "raise_on_nan_in_buffer=False"
-            )
 
 
 def _row(state: Mapping[str, np.ndarray], row: int) -> State:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.data.rollout import RolloutStore
+from lockstep.data.trees import Tree
 from lockstep.envs import StepResult
 from lockstep.modules import Exploration
 from lockstep.rollout.protocols import ActingPart
@@ -56,7 +57,7 @@ class RecurrentStates:
             store.starts.append(np.stack(self._starts))
         self._starts = []
 
-    def act(self, obs: Any, noise: np.ndarray | None) -> np.ndarray:
+    def act(self, obs: Tree, noise: np.ndarray | None) -> np.ndarray:
         """Return the policy's actions, and update the recurrent states."""
         self._reset_begun_rows()
         self._starts.append(self._begins.copy())
@@ -69,7 +70,7 @@ class RecurrentStates:
     def wrap_step(self, step_env: Callable[[Any], StepResult]) -> Callable[[Any], StepResult]:
         """Return a function that calls `step_env` and notes which environments begin an episode with the next row."""
 
-        def step(actions: Any) -> StepResult:
+        def step(actions: Tree) -> StepResult:
             result = step_env(actions)
             np.logical_or(result.terminateds, result.truncateds, out=self._begins)
             if result.valid is not None:
@@ -124,7 +125,7 @@ class ExplorationState:
     def wrap_act(self, act: Callable[[Any, Any], np.ndarray]) -> Callable[[Any, Any], np.ndarray]:
         """Return a function that turns independent random numbers into correlated noise, and calls `act` with it."""
 
-        def explore(obs: Any, noise: np.ndarray | None) -> np.ndarray:
+        def explore(obs: Tree, noise: np.ndarray | None) -> np.ndarray:
             if noise is None:
                 return act(obs, None)
             noise = self.exploration.advance(noise, self.state, self._begins, self.generators)
@@ -136,7 +137,7 @@ class ExplorationState:
     def wrap_step(self, step_env: Callable[[Any], StepResult]) -> Callable[[Any], StepResult]:
         """Return a function that calls `step_env` and notes which environments begin an episode with the next row."""
 
-        def step(actions: Any) -> StepResult:
+        def step(actions: Tree) -> StepResult:
             result = step_env(actions)
             # `|=`, not `=`: without noise `explore` does not reset the flags, and a beginning must not be forgotten.
             self._begins |= result.terminateds | result.truncateds
