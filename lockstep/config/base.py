@@ -794,18 +794,21 @@ class BaseConfig:
         section = self.environment
         runners = self.env_runners
         chosen: Any = section.env if env is None else env
-        is_made = not isinstance(chosen, str) and not callable(chosen)
-        mode = "auto" if is_made else runners.vectorize_mode
+        if not isinstance(chosen, str) and not callable(chosen):
+            return make_vector(chosen, num_envs=1, mode="auto", step_timeout=runners.step_timeout)
+
         options = {**section.env_config, **env_config}
         if isinstance(chosen, str) and chosen in TENSOR_ENVS:
             options = {"device": self.framework.device, **options}
+        # Only environments in processes of their own can be restarted.
+        restarts = self.fault_tolerance.env_limits if runners.vectorize_mode == "async" else None
         return make_vector(
             chosen,
-            num_envs=1 if is_made else num_envs,
-            mode=mode,
-            env_config=None if is_made else options or None,
+            num_envs=num_envs,
+            mode=runners.vectorize_mode,
+            env_config=options or None,
             step_timeout=runners.step_timeout,
-            restarts=self.fault_tolerance.env_limits if mode == "async" else None,
+            restarts=restarts,
         )
 
     # -- replay buffers ---
@@ -831,12 +834,16 @@ class BaseConfig:
                 together when they are read.
         """
         section: ReplaySection = self.replay if self.is_off_policy else ReplaySection()
-        remembers = self.rl_module.remembers(self.module_specs().get(module_id, RLModuleSpec()))
+        spec = self.module_specs().get(module_id, RLModuleSpec())
+        if seed is None:
+            seed = RandomStreams(self.debugging.seed).seed("replay")
+        if gamma is None:
+            gamma = self.training.gamma
         return ReplayBuilder(section, is_off_policy=self.is_off_policy).build(
             num_envs,
-            seed=RandomStreams(self.debugging.seed).seed("replay") if seed is None else seed,
-            gamma=self.training.gamma if gamma is None else gamma,
-            remembers=remembers,
+            seed=seed,
+            gamma=gamma,
+            remembers=self.rl_module.remembers(spec),
             num_frames=1 if connectors is None else connectors.num_frames,
             hindsight=self.build_hindsight() if section.her else None,
         )
@@ -852,6 +859,7 @@ class BaseConfig:
         overrides = self.rl_module.algorithm_config_overrides_per_module
 
         def build(module_id: str, number: int) -> ReplayBuffer:
+            """Build the buffer of a module with `number` sub-buffers."""
             gamma = overrides.get(module_id, {}).get("gamma")
             return self.build_replay_buffer(number, seeds.seed(module_id), gamma, module_id)
 

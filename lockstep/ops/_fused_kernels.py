@@ -56,10 +56,13 @@ def _scale(advantages, normalize, learner_moments):
     if len(learner_moments) == 0:
         learner_moments = np.empty((1, 3), np.float64)
         moments(advantages, learner_moments[0])
-    count, mean, squares = 0.0, 0.0, 0.0
+    count = 0.0
+    mean = 0.0
+    squares = 0.0
     # Merge the moments (Chan et al. 1979). Each learner does so in the same order, so all get the same bits.
     for k in range(len(learner_moments)):
-        number, delta = learner_moments[k, 0], learner_moments[k, 1] - mean
+        number = learner_moments[k, 0]
+        delta = learner_moments[k, 1] - mean
         if number > 0:
             count += number
             mean += delta * (number / count)
@@ -100,7 +103,8 @@ def _value_loss(values, value_targets, old_values, vf_clip, vf_coeff, value_grad
     total = 0.0
     for n in range(len(values)):
         error = np.float64(values[n]) - value_targets[n]
-        loss, slope = 0.5 * error * error, error
+        loss = 0.5 * error * error
+        slope = error
         if vf_clip > 0.0:
             move = np.float64(values[n]) - old_values[n]
             error = old_values[n] + min(max(move, -vf_clip), vf_clip) - value_targets[n]
@@ -128,7 +132,8 @@ def categorical(
     """
     size = inputs.shape[1]
     _check(len(inputs), values, actions, old_logp, advantages, value_targets)
-    clip, bonus = np.float64(clip_param[()]), np.float64(entropy_coeff[()])
+    clip = np.float64(clip_param[()])
+    bonus = np.float64(entropy_coeff[()])
     num_rows, mean, scale = _scale(advantages, normalize, learner_moments)
     log_probs = np.empty(size, np.float64)
     losses = 0.0
@@ -184,7 +189,8 @@ def diag_gaussian(
     _check(len(inputs), values, actions, old_logp, advantages, value_targets)
     if actions.shape[1] != size:
         raise ValueError("actions must have half as many columns as the action_dist_inputs")
-    clip, bonus = np.float64(clip_param[()]), np.float64(entropy_coeff[()])
+    clip = np.float64(clip_param[()])
+    bonus = np.float64(entropy_coeff[()])
     num_rows, mean, scale = _scale(advantages, normalize, learner_moments)
     losses = 0.0
     entropies = 0.0

@@ -8,6 +8,7 @@ results equal those of the plain layers up to rounding.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -38,8 +39,11 @@ def mlps(x: Tensor, networks: Sequence[Layers], activation: str, activate_last: 
         activate_last: Whether the last layer has the activation as well.
     """
     if torch.is_grad_enabled():
-        parameters = [tensor for weights, biases in networks for tensor in (*weights, *biases)]
-        depths = [len(weights) for weights, _ in networks]
+        parameters: list[Tensor] = []
+        depths = []
+        for weights, biases in networks:
+            parameters += [*weights, *biases]
+            depths.append(len(weights))
         return _Mlps.apply(x, depths, activation, activate_last, *parameters)
     return [_forward(x, weights, biases, activation, activate_last)[-1] for weights, biases in networks]
 
@@ -77,6 +81,8 @@ def _split(tensors: Sequence[Tensor], depths: Sequence[int]) -> list[Layers]:
 
 
 class _MlpsContext(GradientContext, Protocol):
+    """Context of `_Mlps`, with the settings that its backward pass needs."""
+
     depths: Sequence[int]
     activation: str
     activate_last: bool
@@ -98,7 +104,7 @@ class _Mlps(torch.autograd.Function):
         ctx.depths = depths
         ctx.activation = activation
         ctx.activate_last = activate_last
-        ctx.save_for_backward(x, *parameters, *(output for layers in outputs for output in layers))
+        ctx.save_for_backward(x, *parameters, *itertools.chain.from_iterable(outputs))
         return tuple(layers[-1] for layers in outputs)
 
     @staticmethod

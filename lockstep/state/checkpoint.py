@@ -622,8 +622,9 @@ def _write_manifests(
         if key not in keys[folder]:
             keys[folder].append(key)
 
-    above = {str(parent) for folder in folders for parent in PurePosixPath(folder).parents}
-    places = {"" if place == "." else place for place in above} | set(folders) | {""}
+    places = {"", *folders}
+    for folder in folders:
+        places.update("" if str(parent) == "." else str(parent) for parent in PurePosixPath(folder).parents)
     for place in sorted(places, key=lambda name: (-len(PurePosixPath(name).parts), name)):
         prefix = f"{place}/" if place else ""
         inside = [name for name in keys if name == place or name.startswith(prefix)]
@@ -716,16 +717,18 @@ def _is_sound(manifest: dict[str, Any]) -> bool:
     """Return whether the entries of a manifest have the types that readers rely on."""
     files = manifest.get("files")
     folders = manifest.get("folders")
+    if not isinstance(files, dict) or not isinstance(folders, dict):
+        return False
+    for keys in folders.values():
+        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+            return False
     return (
         isinstance(manifest.get("created_ns"), int)
         and isinstance(manifest.get("metadata"), dict)
         and isinstance(manifest.get("carried", {}), dict)
         and isinstance(manifest.get("attempt", 0), int)
         and isinstance(manifest.get("steps", 0), int)
-        and isinstance(files, dict)
         and all(isinstance(entry, dict) and {"size", "sha256"} <= set(entry) for entry in files.values())
-        and isinstance(folders, dict)
-        and all(isinstance(keys, list) and all(isinstance(key, str) for key in keys) for keys in folders.values())
     )
 
 

@@ -275,8 +275,10 @@ def _free_memory() -> int:
 def _cached_files(statistics: Path) -> int:
     """Return the number of bytes of a container's memory that cache files. The system frees these when needed."""
     try:
-        lines = statistics.read_text().splitlines()
-        counts = {name: int(number) for name, number in (line.split() for line in lines)}
+        counts = {}
+        for line in statistics.read_text().splitlines():
+            name, number = line.split()
+            counts[name] = int(number)
     except (OSError, ValueError):
         return 0
     return counts.get("inactive_file", 0) + counts.get("active_file", 0)

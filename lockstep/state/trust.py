@@ -695,6 +695,7 @@ def _current_folder() -> str | None:
 
 
 def _is_same_folder(path: str, folder: str) -> bool:
+    """Return whether two paths lead to one folder. An empty path in `sys.path` is the current folder."""
     return os.path.realpath(path or os.curdir) == os.path.realpath(folder)
 
 
@@ -709,6 +710,12 @@ class _OutsideCurrentFolder:
         self.thread = threading.get_ident()
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
+        """Return the spec of a module, or None to let Python's own finders search (`importlib.abc.MetaPathFinder`).
+
+        Raises:
+            ModuleNotFoundError: The module is nowhere but in the current folder.
+        """
+        # Lockstep itself may be used from a folder of sources.
         if threading.get_ident() != self.thread or name.partition(".")[0] == "lockstep":
             return None
         search_path = sys.path if path is None else path
