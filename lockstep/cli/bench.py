@@ -133,7 +133,7 @@ class Bench:
         if not stored:
             raise ValueError(
                 f"{self._results_folder} has no result of {recipe.algorithm} {recipe.env} with a seed of "
-                f"{seeds.start} to {seeds.stop - 1}; `lockstep bench list` shows what there is"
+                f"{seeds.start} to {seeds.stop - 1}; `lockstep bench list` shows all results"
             )
 
         revision = "draft" if self.draft else bench.clean_revision()

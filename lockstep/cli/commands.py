@@ -118,7 +118,7 @@ def _run(name: str, command: Command) -> int:
             raise ValueError(f"WORLD_SIZE={info.world_size}: ranks train and resume together; give others one process")
         with warnings.catch_warnings(), ExitStack() as silence:
             warnings.showwarning = _show_warning
-            if info.rank:  # the output of the first rank is that of all
+            if info.rank:  # only the first rank prints
                 warnings.showwarning = lambda *_, **__: None
                 silence.enter_context(redirect_stdout(silence.enter_context(Path(os.devnull).open("w"))))
             return command.run()

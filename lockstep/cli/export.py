@@ -26,7 +26,7 @@ class Export:
     format: Literal["onnx", "torch"] = "onnx"
     """onnx, or torch for an exported program of torch (.pt2)."""
     checkpoint: Literal["best", "last"] = "best"
-    """Policy to export from a run: that with the best evaluation, or that of the last checkpoint."""
+    """Policy to export from a run: the one with the best evaluation, or the last one that was saved."""
     output: Annotated[OptionalPath, arg(help_behavior_hint="(default: export_onnx or export_torch in RUN)")] = None
     """Folder to write."""
     sample: bool = False

@@ -215,7 +215,7 @@ def markdown_lines() -> Iterator[str]:
         "",
         "## Options of all algorithms",
         "",
-        "Where an algorithm begins with another value, it stands above. Only off-policy algorithms have `replay`.",
+        "If an algorithm has another default, it is listed above. Only off-policy algorithms have `replay`.",
     )
     for section, options in shared.items():
         yield from ("", f"### {section}", "", *_markdown_options([(section, options)]))

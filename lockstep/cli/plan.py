@@ -149,7 +149,7 @@ class Plan:
         interval = trainer.step_per_epoch * trainer.test_interval
         text = f"{amount} every {interval:,} steps, {actions}"
         if trainer.evaluator.is_parallel:
-            text += ", beside training"
+            text += ", at the same time as training"
         if options.stop_return is not None:
             text += f"; stops at a mean return of {options.stop_return:g}"
         return text + self._evaluation_share_text(interval)

@@ -155,7 +155,7 @@ def finish_run(run: Run, config: AlgorithmConfig, interruption: Interruption) ->
     """Print the plan, train, and print the result; return the exit code."""
     folder = run.folder
     shown = shown_path(folder.path)
-    # Read before the run: at its end every rank gets a learner of its own, and would take itself for the first rank.
+    # Read before the run: at its end every rank gets its own learner, and would take itself for the first rank.
     is_writer = run.is_writer
     say_facts({**plan_facts(run, config), "folder": shown})
     say()

@@ -159,7 +159,7 @@ class Train:
                 code = ending.code if isinstance(ending.code, int) else 130
                 commands = [f"lockstep resume {shown_path(path)}" for path in outcome.unfinished_paths()]
                 raise CommandFailedError(
-                    f"stopped at once; where there is a checkpoint, continue with: {'; '.join(commands)}", code
+                    f"stopped at once; if there is a checkpoint, continue with: {'; '.join(commands)}", code
                 ) from None
 
         outcome.show_result(seeds, was_interrupted=interruption.signal is not None)

@@ -121,18 +121,18 @@ class Tune:
             self._show_comparison(result)
 
         if best.number == START:
-            say("No trial was better than the settings of the start.")
+            say("No trial was better than the starting settings.")
             return
-        advice = "those above tell" if result.final else "the same command with --final-seeds 5 trains some"
+        advice = "see those above" if result.final else "the same command with --final-seeds 5 trains some"
         say(
-            f"\nThis return is the best of {states.count(COMPLETE)} noisy ones. Only new seeds tell whether the "
-            f"settings are better than those of the start: {advice}."
+            f"\nThis return is the best of {states.count(COMPLETE)} noisy ones. Only new seeds show whether the "
+            f"settings are better than the starting ones: {advice}."
         )
 
     def _show_comparison(self, result: TuneResult) -> None:
         """Print the returns that new seeds reached with the best settings and with the first ones."""
         say(f"\n{self.final_seeds} new seeds, mean return at the end:")
-        names = {"best": f"best (trial {result.best.number})", "start": "those of the start"}
+        names = {"best": f"best (trial {result.best.number})", "start": "starting settings"}
         rows = []
         for key, interval in result.final.items():
             row = (
@@ -164,7 +164,7 @@ class Tune:
         num_runs = self.trials + 2 * self.final_seeds
         text = f"{self.trials} trials of {steps:,} steps"
         if self.final_seeds:
-            text += f", then {self.final_seeds} new seeds with the best settings and as many with those of the start"
+            text += f", then {self.final_seeds} new seeds with the best settings and as many with the starting ones"
         return f"{text}: at most {num_runs} runs, {num_runs * steps:,} steps"
 
 

@@ -77,7 +77,7 @@ class Examination:
 
     def lines(self) -> list[str]:
         """Return the whole examination as lines of text."""
-        verdicts = {True: "It learns", False: "It does not learn", None: "Whether it learns cannot be told"}
+        verdicts = {True: "It learns", False: "It does not learn", None: "Its records do not show whether it learns"}
         lines = [f"{verdicts[self.learns]}: {self.progress}."]
         for number, finding in enumerate(self.findings, start=1):
             lines.append(f"{number}. {finding.title} ({finding.in_words})")
@@ -322,7 +322,7 @@ class RunExamination:
             f"as any return of these rewards can be (about {largest_return:.3g} with training.gamma="
             f"{self.run.option('training.gamma')}); {options_text}",
             "lower training.lr, set training.grad_clip, and let the target network follow more slowly (smaller "
-            "training.tau, larger training.target_update_interval) where there is one",
+            "training.tau, larger training.target_update_interval) if there is one",
         )
 
     def _largest_return(self) -> float | None:
@@ -430,9 +430,9 @@ class RunExamination:
             limit = float(np.sum(NORMAL_ENTROPY + np.log(0.01 * half_range)))
             return limit, "a deviation of 1 % of half the action's range"
         if isinstance(space, spaces.Discrete):
-            return 0.05 * float(np.sum(np.log([space.n]))), "5 % of that of random actions"
+            return 0.05 * float(np.sum(np.log([space.n]))), "5 % of the entropy of random actions"
         if isinstance(space, spaces.MultiDiscrete):
-            return 0.05 * float(np.sum(np.log(space.nvec.reshape(-1)))), "5 % of that of random actions"
+            return 0.05 * float(np.sum(np.log(space.nvec.reshape(-1)))), "5 % of the entropy of random actions"
         if first_entropy > 0.1:
             return 0.05 * first_entropy, "5 % of its first value"
         return -math.inf, ""
@@ -501,7 +501,7 @@ class RunExamination:
                 f"{share:.0%} of gradients were longer than training.grad_clip={limit}, {ratio:.3g} times as long "
                 f"(median of {norm_name}: {median_norm:.3g})",
                 f"raise training.grad_clip (towards {median_norm:.1g}), or make the loss smaller: "
-                "environment.normalize_rewards=True, a smaller training.vf_loss_coeff where there is one",
+                "environment.normalize_rewards=True, a smaller training.vf_loss_coeff if there is one",
             )
         return None
 

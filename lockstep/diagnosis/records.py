@@ -174,7 +174,7 @@ class RunRecords:
 
         It improves if the returns of the last third of the curve reach `expected`. Otherwise they must be better than
         the first ones by more than chance and by half of the largest gain, and, if a return is expected, also better
-        than those of the third before.
+        than those of the previous third.
         """
         curve = self.curve
         if len(curve) < 2:

@@ -43,8 +43,8 @@ from lockstep.trainer.callbacks import Callback
 from lockstep.trainer.ranks import config_on_ranks, find_run_of_job, join
 from lockstep.trainer.run_state import REPLAY
 
-TOTAL = "reporting.total_steps"
-EPOCH = "reporting.steps_per_epoch"
+TOTAL_STEPS = "reporting.total_steps"
+STEPS_PER_EPOCH = "reporting.steps_per_epoch"
 
 NEW_RUN_ADVICE = "begin a run with its weights: lockstep train ... --from RUN, lockstep.train(..., init_from=path)"
 ENVIRONMENTS_REASON = f"the episodes of the run continue in its environments; {NEW_RUN_ADVICE}"
@@ -207,7 +207,7 @@ def prepare_run(
     """
     config = config_on_ranks(config.with_agents())
     config.validate()
-    source = None if init_from is None else find_policy(init_from).absolute()
+    init_checkpoint = None if init_from is None else find_policy(init_from).absolute()
     reducer = join(config)
 
     # Rank 0 decides for all ranks: on a file system that is slow to show new folders, they might decide differently.
@@ -224,7 +224,7 @@ def prepare_run(
             env=name_of_env(config.environment.env),
             seed=config.debugging.seed,
             config=config.named_options(),
-            init_from=None if source is None else str(source),
+            init_from=None if init_checkpoint is None else str(init_checkpoint),
             run_id=RankInfo.of_process().run_id,
         ).path
     folder = RunFolder.open(reducer.first(str(path)))
@@ -234,8 +234,8 @@ def prepare_run(
             on_failure.callback(shutil.rmtree, folder.path, ignore_errors=True)
         trainer = build_trainer(config, folder=folder, callbacks=callbacks, reducer=reducer)
         on_failure.callback(trainer.close)
-        if source is not None:
-            trainer.policy.start_from(source)
+        if init_checkpoint is not None:
+            trainer.policy.start_from(init_checkpoint)
         on_failure.pop_all()
     return Run(trainer, folder, tuple(sources))
 
@@ -486,7 +486,7 @@ def prepare_resume(
     """Plan how to resume a run, changing nothing. See `resume` for the arguments and errors."""
     requested = settings_by_path(settings or {})
     if check_whole("total_steps", total_steps, 1, optional=True) is not None:
-        requested[TOTAL] = int(total_steps or 0)
+        requested[TOTAL_STEPS] = int(total_steps or 0)
 
     # The list is taken before a checkpoint is chosen: `build` compares it, so nothing can slip in between.
     folder, chosen_checkpoint = _folder_and_checkpoint(Path(path).absolute())
@@ -510,8 +510,8 @@ def prepare_resume(
     after.validate()
 
     changes = option_changes(before, after)
-    if EPOCH in changes and after.reporting.steps_per_epoch == RunLength.of(before).per_epoch:
-        del changes[EPOCH]  # `_follow_total` has written out the length that the epochs had by default
+    if STEPS_PER_EPOCH in changes and after.reporting.steps_per_epoch == RunLength.of(before).per_epoch:
+        del changes[STEPS_PER_EPOCH]  # `_follow_total` has written out the length that the epochs had by default
     check_changes(changes, after.first_values)
 
     counters = read_checkpoint(checkpoint / "trainer")[""]["state"]["counters"]
@@ -555,7 +555,7 @@ def prepare_resume(
 def _configurations(
     folder: RunFolder, checkpoint: Path, config: AlgorithmConfig | None, trust: bool
 ) -> _Configurations:
-    """Read the configuration of a checkpoint, and that of the run from here on: `config`, or that in `config.json`."""
+    """Return the checkpoint's configuration and that of the resumed run, which is `config` or the one in `config.json`."""
     saved = read_checkpoint(checkpoint / "policy")[""]["state"]["config"]
     before = get_config(folder.algo)
     if config is None:
@@ -601,7 +601,7 @@ def list_checkpoints(directory: Path) -> tuple[int, tuple[str, ...]]:
 
 
 def _folder_and_checkpoint(path: Path) -> tuple[RunFolder, Path | None]:
-    """Return the run of a path, and the checkpoint if the path is that of a checkpoint in the run."""
+    """Return the folder of the run, and the checkpoint if `path` is a checkpoint in a run."""
     run = path.parent.parent
     if path.parent.name == CHECKPOINTS and (run / CONFIG).exists():
         return RunFolder.open(run), path
@@ -667,7 +667,7 @@ def _follow_total(before: AlgorithmConfig, after: AlgorithmConfig, requested: Ma
         return []
 
     # The default is a tenth of the run, which a new total would change in the middle of an epoch.
-    if after.reporting.steps_per_epoch is None and EPOCH not in requested:
+    if after.reporting.steps_per_epoch is None and STEPS_PER_EPOCH not in requested:
         after.reporting(steps_per_epoch=RunLength.of(before).per_epoch)
 
     old_options = before.training.options()

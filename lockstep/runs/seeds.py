@@ -116,7 +116,7 @@ def run_seeds(
     except UnsendableError as error:
         raise ValueError(
             f"the configuration cannot be sent to another process ({error.__cause__}); give jobs=1, or put classes and "
-            "functions into a file of their own"
+            "functions into a separate file"
         ) from error
     finally:
         pool.terminate()

@@ -54,7 +54,7 @@ def trust_run(path: str | Path) -> dict[str, str]:
 
 
 def _is_foreign_object(name: object) -> bool:
-    """Return whether a name is that of an object outside Lockstep, which the user decides to trust."""
+    """Return whether a name is that of an object outside Lockstep, which needs the user's trust."""
     return isinstance(name, str) and names_module(name) and not is_of_lockstep(name)
 
 

@@ -286,7 +286,7 @@ class Search:
         """
         for path, value in values.items():
             choices = self.space[path].choices
-            # A file from elsewhere may hold any value, so a choice must be one of those of the user's space.
+            # A file from elsewhere may hold any value, so a choice must be one of the choices in the user's space.
             if number != START and choices and value not in choices:
                 raise ValueError(
                     f"the study {self.name} ({self.storage}) holds {path}={value!r} of trial {number}, which is not "
