@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -79,7 +78,10 @@ class SampleRun:
             play: Whether to play in the environment. Without it, only the parameters are examined.
             trust: Whether to accept all objects that the checkpoint names.
         """
-        checkpoint = _checkpoint_of(folder)
+        checkpoint = folder.newest_checkpoint()
+        if folder.error_checkpoint.is_dir() and folder.summary_path.exists():
+            if folder.read_summary().get("stop_reason") == "error":
+                checkpoint = folder.error_checkpoint  # it shows the cause
         if checkpoint is None:
             return cls("it has no intact checkpoint")
         try:
@@ -111,7 +113,7 @@ class SampleRun:
     def play(self, policy: Policy) -> None:
         """Play with the policy, and measure rewards, observations, actions and hidden units."""
         policy.config.set_num_threads()
-        store = _played_steps(policy)
+        store = self._played_steps(policy)
         is_valid = store.valid[: store.size].reshape(-1)
         rows = np.flatnonzero(is_valid)
 
@@ -131,6 +133,20 @@ class SampleRun:
         to_tensor = policy.learner_group.learner.to_tensor
         batch = {name: map_tree(to_tensor, column) for name, column in columns.items()}
         self._measure_networks(acting.module, batch)
+
+    @staticmethod
+    def _played_steps(policy: Policy) -> RolloutStore:
+        """Play with a policy that explores, and return the steps."""
+        with policy.config.make_envs(NUM_ENVS) as envs:
+            streams = RandomStreams(0).child("doctor")
+            # NaN is one of the faults that are looked for, so it must not end the collection.
+            collector = Collector(policy, envs, exploration_noise=True, raise_on_nan_in_buffer=False, streams=streams)
+            store = RolloutStore(NUM_STEPS, envs.num_envs, collector.observation_space, envs.action_space)
+            collector.buffer = store
+            start_time = time.perf_counter()
+            while store.size < NUM_STEPS and time.perf_counter() - start_time < MAX_SECONDS:
+                collector.collect(n_step=16 * envs.num_envs)
+        return store
 
     def _read_action_space(self, policy: Policy) -> None:
         acting = policy.acting[next(iter(policy.acting))]
@@ -175,28 +191,6 @@ class SampleRun:
             half_range = (high[is_bounded] - low[is_bounded]) / 2.0
             actions = (actions.reshape(len(actions), -1)[:, is_bounded] - center) / half_range
         self.share_at_bounds = float((np.abs(actions) >= BOUND_SHARE).mean())
-
-
-def _checkpoint_of(folder: RunFolder) -> Path | None:
-    """Return the checkpoint to measure. After an error it is the state at the error, which shows the cause."""
-    if folder.error_checkpoint.is_dir() and folder.summary_path.exists():
-        if folder.read_summary().get("stop_reason") == "error":
-            return folder.error_checkpoint
-    return folder.newest_checkpoint()
-
-
-def _played_steps(policy: Policy) -> RolloutStore:
-    """Play with a policy that explores, and return the steps."""
-    with policy.config.make_envs(NUM_ENVS) as envs:
-        streams = RandomStreams(0).child("doctor")
-        # NaN is one of the faults that are looked for, so it must not end the collection.
-        collector = Collector(policy, envs, exploration_noise=True, raise_on_nan_in_buffer=False, streams=streams)
-        store = RolloutStore(NUM_STEPS, envs.num_envs, collector.observation_space, envs.action_space)
-        collector.buffer = store
-        start_time = time.perf_counter()
-        while store.size < NUM_STEPS and time.perf_counter() - start_time < MAX_SECONDS:
-            collector.collect(n_step=16 * envs.num_envs)
-    return store
 
 
 @contextmanager

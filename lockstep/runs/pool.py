@@ -85,6 +85,15 @@ class Task:
         self.error = error
         self.is_done = True
 
+    @property
+    def error_text(self) -> str:
+        """Class and message of the error; empty if the task succeeded or is not done."""
+        if self.was_killed:
+            return KILLED
+        if self.error is None:
+            return ""
+        return f"{type(self.error).__name__}: {self.error}"
+
     def result(self) -> Any:
         """Return the function's return value, or raise its exception. The task must be done.
 

@@ -473,6 +473,28 @@ class _Configurations:
     edited: Changes = field(default_factory=dict)
     """Options that differ in `config.json`, by an edit or by an earlier resume."""
 
+    @classmethod
+    def read(cls, folder: RunFolder, checkpoint: Path, config: AlgorithmConfig | None, trust: bool) -> _Configurations:
+        """Read the configuration of a checkpoint; that of the resumed run is `config`, or the one in `config.json`."""
+        saved = read_checkpoint(checkpoint / "policy")[""]["state"]["config"]
+        before = get_config(folder.algo)
+        if config is None:
+            before.update_from_dict(saved, trust=trust, file=checkpoint)
+            after = get_config(folder.algo)
+            after.update_from_dict(folder.info["config"], trust=trust, file=folder.path / CONFIG)
+            return cls(before, after, "the run's config.json", edited=option_changes(before, after))
+
+        if config.algorithm != before.algorithm:
+            raise ValueError(f"config= is for {config.algorithm!r}; the run in {folder.path} is of {folder.algo!r}")
+        script_objects = tuple(config.script_objects())
+        with handed_in(*script_objects):
+            before.update_from_dict(saved, trust=trust, file=checkpoint)
+        after = config_on_ranks(config.copy().with_agents())
+        if after.framework.compile == "auto":
+            # Decided once, when the run began: compiled code has other last bits.
+            after.framework.compile = before.framework.compile
+        return cls(before, after, "the configuration that was given", script_objects)
+
 
 def prepare_resume(
     path: str | Path,
@@ -501,7 +523,7 @@ def prepare_resume(
             stacklevel=2,
         )
 
-    configurations = _configurations(folder, checkpoint, config, trust)
+    configurations = _Configurations.read(folder, checkpoint, config, trust)
     before = configurations.before
     after = configurations.after
     for option, value in requested.items():
@@ -550,30 +572,6 @@ def prepare_resume(
         known_checkpoints=known_checkpoints,
         script_objects=configurations.script_objects,
     )
-
-
-def _configurations(
-    folder: RunFolder, checkpoint: Path, config: AlgorithmConfig | None, trust: bool
-) -> _Configurations:
-    """Return the checkpoint's configuration and that of the resumed run, which is `config` or the one in `config.json`."""
-    saved = read_checkpoint(checkpoint / "policy")[""]["state"]["config"]
-    before = get_config(folder.algo)
-    if config is None:
-        before.update_from_dict(saved, trust=trust, file=checkpoint)
-        after = get_config(folder.algo)
-        after.update_from_dict(folder.info["config"], trust=trust, file=folder.path / CONFIG)
-        return _Configurations(before, after, "the run's config.json", edited=option_changes(before, after))
-
-    if config.algorithm != before.algorithm:
-        raise ValueError(f"config= is for {config.algorithm!r}; the run in {folder.path} is of {folder.algo!r}")
-    script_objects = tuple(config.script_objects())
-    with handed_in(*script_objects):
-        before.update_from_dict(saved, trust=trust, file=checkpoint)
-    after = config_on_ranks(config.copy().with_agents())
-    if after.framework.compile == "auto":
-        # Decided once, when the run began: compiled code has other last bits.
-        after.framework.compile = before.framework.compile
-    return _Configurations(before, after, "the configuration that was given", script_objects)
 
 
 def _sources(source: str, changes: Changes, stretched: Sequence[str], step: int, total: int) -> tuple[str, ...]:
@@ -628,17 +626,18 @@ def _intact_checkpoint(chosen: Path | None, folder: RunFolder, drop_damaged_repl
     newest = newest_checkpoint(folder.checkpoints, without=ignored)
     if newest is not None:
         return newest
-    raise ValueError(f"{folder.path} has no intact checkpoint to continue from{_advice_without_checkpoint(folder)}")
+    advice = _advice_without_checkpoint(folder.checkpoints, folder.error_checkpoint)
+    raise ValueError(f"{folder.path} has no intact checkpoint to continue from{advice}")
 
 
-def _advice_without_checkpoint(folder: RunFolder) -> str:
+def _advice_without_checkpoint(checkpoints: Path, error_checkpoint: Path) -> str:
     """Return what a user can do with a run that has no intact checkpoint, as the end of an error message."""
-    for checkpoint in checkpoints_in(folder.checkpoints):
+    for checkpoint in checkpoints_in(checkpoints):
         advice = _replay_advice(checkpoint)
         if advice:
             return advice
-    if folder.error_checkpoint.is_dir():
-        return f"; start a new run (the state at its error is kept: lockstep resume {folder.error_checkpoint})"
+    if error_checkpoint.is_dir():
+        return f"; start a new run (the state at its error is kept: lockstep resume {error_checkpoint})"
     return "; start a new run"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.options.checks import check_wholes
-from lockstep.runs.pool import KILLED, PoolWorker, ProcessPool, Task, UnsendableError
+from lockstep.runs.pool import PoolWorker, ProcessPool, UnsendableError
 from lockstep.runs.run import Run, prepare_run
 from lockstep.trainer.callbacks import Event, RunEnd, Stop
 from lockstep.trainer.display import REFRESH_SECONDS, Progress, ProgressDisplay
@@ -112,7 +112,7 @@ def run_seeds(
                     else:
                         yield message
                 if task.is_done:
-                    yield SeedEnded(seed, paths[seed], _error_text(task))
+                    yield SeedEnded(seed, paths[seed], task.error_text)
     except UnsendableError as error:
         raise ValueError(
             f"the configuration cannot be sent to another process ({error.__cause__}); give jobs=1, or put classes and "
@@ -120,15 +120,6 @@ def run_seeds(
         ) from error
     finally:
         pool.terminate()
-
-
-def _error_text(task: Task) -> str:
-    """Return what ended a task that is done, for `SeedEnded.error`."""
-    if task.was_killed:
-        return KILLED
-    if task.error is None:
-        return ""
-    return f"{type(task.error).__name__}: {task.error}"
 
 
 def _run_seed(
@@ -164,11 +155,17 @@ class _SeedReporter(ProgressDisplay):
     def on_event(self, event: Event) -> Stop:
         super().on_event(event)
         # Sending at each event would slow down runs whose updates take less than a millisecond.
-        is_due = self.seconds - self._last_sent >= REFRESH_SECONDS
-        if is_due or isinstance(event, RunEnd):
-            self._last_sent = self.seconds
-            self._worker.send(SeedProgress(self._seed, self.progress))
+        if self.seconds - self._last_sent >= REFRESH_SECONDS:
+            self._send_progress()
         return "interrupted" if self._worker.wants_stop else None
+
+    def on_run_end(self, event: RunEnd) -> None:
+        super().on_run_end(event)
+        self._send_progress()
+
+    def _send_progress(self) -> None:
+        self._last_sent = self.seconds
+        self._worker.send(SeedProgress(self._seed, self.progress))
 
     def say(self, text: str) -> None:
         """Send the line of an epoch or of an evaluation to the pool."""
