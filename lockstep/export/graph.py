@@ -256,7 +256,7 @@ class ActingGraph(nn.Module):
 
         weight = next((p for p in self.module.parameters() if p.is_floating_point()), None)
         if weight is not None:
-            # As a policy does, which casts observations to the dtype of its network.
+            # A policy casts observations to the dtype of its network, so the graph must do the same.
             data = map_tree(lambda leaf: leaf.to(weight.dtype) if leaf.is_floating_point() else leaf, data)
 
         with export_errors_of(self.module):
@@ -319,7 +319,7 @@ def _user_module_of(error: BaseException) -> nn.Module | None:
 
 
 def _advice(part: object) -> str:
-    """Return what to do about a part that cannot be exported."""
+    """Return advice for a part that cannot be exported."""
     if isinstance(part, Connector):
         return (
             "an exported connector is called once with tensors, for all numbers of rows: give tensors for tensors, "
@@ -335,7 +335,7 @@ def _advice(part: object) -> str:
 
 
 def _memory_of(connector: Connector) -> dict[str, np.ndarray]:
-    """Return what a connector remembers of a row at the start of an episode, by name."""
+    """Return the memory of a connector for one row at the start of an episode, by name."""
     try:
         return {name: np.asarray(leaf) for name, leaf in connector.export_memory().items()}
     except TypeError as error:
