@@ -77,7 +77,7 @@ def _use(card: Mapping[str, Any]) -> list[str]:
     return [
         "## Use",
         "",
-        "`act.py` needs numpy and onnxruntime alone. Call `reset()` where an episode begins.",
+        "`act.py` needs numpy and onnxruntime alone. Call `reset()` at the start of each episode.",
         "",
         "```python",
         "from act import Actor",
