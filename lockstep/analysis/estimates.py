@@ -34,6 +34,9 @@ Method = Literal["is", "wis", "fqe"]
 METHODS = ("is", "wis", "fqe")
 SAMPLED_ACTIONS = 8
 """Number of continuous actions that are drawn for each next observation."""
+Regression = tuple[Callable[[np.ndarray], tuple[np.ndarray, bool]], Callable[[np.ndarray], np.ndarray]]
+"""Two functions of fitted Q evaluation. The first takes the weights `[N]` of steps, and returns coefficients and whether
+they have converged. The second takes coefficients, and returns the values `[n]` of the episodes' first observations."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +206,48 @@ def _observations(episode: SingleAgentEpisode) -> Any:
     return map_tree(np.asarray, episode.get_observations())
 
 
+@dataclass(frozen=True)
+class _RecordedSteps:
+    """Steps of all episodes. Their observations are rows of one array, including the last one of each episode."""
+
+    obs: Tree
+    """Observations `[rows, ...]`."""
+    starts: np.ndarray
+    """Row of the first observation of each episode, `[n]`."""
+    lengths: np.ndarray
+    """Number of steps of each episode, `[n]`."""
+    here: np.ndarray
+    """Rows from which an action was taken, `[N]`. The next observations are in the rows `here + 1`."""
+    actions: np.ndarray
+    """Actions `[N, ...]`."""
+    rewards: np.ndarray
+    """Rewards `[N]`, float64."""
+    bootstraps: np.ndarray
+    """Whether the next observation has a value, bool `[N, 1]`: False after a step that terminated the episode."""
+
+    @classmethod
+    def of(cls, episodes: list[SingleAgentEpisode]) -> _RecordedSteps:
+        """Return the steps of whole episodes."""
+        lengths = np.array([len(episode) for episode in episodes])
+        starts = np.concatenate([[0], np.cumsum(lengths + 1)[:-1]])
+        ends = starts + lengths  # rows of the last observations
+        rows = int(lengths.sum()) + len(episodes)
+        is_last = np.zeros(rows, bool)
+        is_last[ends] = True
+        is_terminated = np.zeros(rows, bool)
+        is_terminated[ends] = [episode.is_terminated for episode in episodes]
+        here = np.flatnonzero(~is_last)
+        return cls(
+            obs=zip_trees(np.concatenate, [_observations(episode) for episode in episodes], "observations"),
+            starts=starts,
+            lengths=lengths,
+            here=here,
+            actions=np.concatenate([np.asarray(episode.get_actions()) for episode in episodes]),
+            rewards=np.concatenate([np.asarray(episode.get_rewards(), np.float64) for episode in episodes]),
+            bootstraps=~is_terminated[here + 1][:, None],
+        )
+
+
 # -- the policy that is evaluated ---
 
 
@@ -246,6 +291,53 @@ class _Target:
         noises = [self.part.draw_noise(rng, (rows,)) for _ in range(SAMPLED_ACTIONS)]
         return [self.in_env(self.part.act(obs, noise)) for noise in noises]
 
+    def discrete_regression(
+        self, steps: _RecordedSteps, inputs: np.ndarray, gamma: float, num_features: int, streams: RandomStreams
+    ) -> Regression:
+        """Return fitted Q evaluation for discrete actions, with coefficients for each action.
+
+        Args:
+            steps: recorded steps.
+            inputs: inputs of the network as numbers, `[rows, size]`.
+            gamma: discount of a step.
+            num_features: number of random features.
+            streams: random numbers of the features.
+        """
+        states = _Features(inputs, num_features, streams.numpy("features"))(inputs)
+        probabilities = self.probabilities(steps.obs, len(inputs))
+        fit = partial(
+            discrete_fitted_q_evaluation,
+            states[steps.here],
+            steps.actions.reshape(-1).astype(np.int64),
+            states[steps.here + 1] * steps.bootstraps,
+            probabilities[steps.here + 1],
+            steps.rewards,
+            gamma,
+        )
+        return fit, partial(_first_values, states[steps.starts], probabilities[steps.starts])
+
+    def continuous_regression(
+        self, steps: _RecordedSteps, inputs: np.ndarray, gamma: float, num_features: int, streams: RandomStreams
+    ) -> Regression:
+        """Return fitted Q evaluation for continuous actions, with features of observation and action together.
+
+        The arguments are as in `discrete_regression`; `streams` also draws actions.
+        """
+        pairs = np.concatenate([inputs[steps.here], self.in_env(steps.actions)], 1)
+        features_of = _Features(pairs, num_features, streams.numpy("features"))
+        features = features_of(pairs)
+
+        # Action values are linear in the features: their mean over actions is the value of the mean features.
+        drawn = self.sampled(steps.obs, len(inputs), streams.numpy("actions"))
+        expected = features_of(np.concatenate([inputs, drawn[0]], 1))
+        for each in drawn[1:]:
+            expected += features_of(np.concatenate([inputs, each], 1))
+        expected /= len(drawn)
+
+        next_features = expected[steps.here + 1] * steps.bootstraps
+        fit = partial(fitted_q_evaluation, features, next_features, steps.rewards, gamma)
+        return fit, partial(np.matmul, expected[steps.starts])
+
     def in_env(self, actions: np.ndarray) -> np.ndarray:
         """Return continuous actions `[N, size]` in the environment's form, from the form that is learned from."""
         return np.array(self.part.to_env(np.asarray(actions)), np.float64).reshape(len(actions), -1)
@@ -275,57 +367,19 @@ def _fitted_values(
     Returns:
         `[B]`.
     """
-    # All observations are rows of one array, including the last one of each episode. `here` are the rows from which an
-    # action was taken; `here + 1` are their next observations.
-    lengths = np.array([len(episode) for episode in episodes])
-    starts = np.concatenate([[0], np.cumsum(lengths + 1)[:-1]])
-    observations = [_observations(episode) for episode in episodes]
-    obs = zip_trees(np.concatenate, observations, "observations")
-    rows = int(lengths.sum()) + len(episodes)
-    is_last = np.zeros(rows, bool)
-    is_last[starts + lengths] = True
-    here = np.flatnonzero(~is_last)
-
-    actions = np.concatenate([np.asarray(episode.get_actions()) for episode in episodes])
-    rewards = np.concatenate([np.asarray(episode.get_rewards(), np.float64) for episode in episodes])
-    terminated = np.zeros(rows, bool)
-    terminated[starts + lengths] = [episode.is_terminated for episode in episodes]
-    bootstraps = ~terminated[here + 1][:, None]
-
+    steps = _RecordedSteps.of(episodes)
     # Features are computed from observations as the network gets them, for instance normalised.
     pipeline = target.part.connectors.obs
-    inputs = _flat(pipeline.observation_space or target.part.seen_space, pipeline(obs))
-    rng = streams.numpy("features")
-
-    fit: Callable[[np.ndarray], tuple[np.ndarray, bool]]
-    value: Callable[[np.ndarray], np.ndarray]
+    inputs = _flat(pipeline.observation_space or target.part.seen_space, pipeline(steps.obs))
     if target.num_actions is not None:
-        states = _Features(inputs, num_features, rng)(inputs)
-        probabilities = target.probabilities(obs, rows)
-        taken = actions.reshape(-1).astype(np.int64)
-        next_states = states[here + 1] * bootstraps
-        next_probabilities = probabilities[here + 1]
-        fit = partial(
-            discrete_fitted_q_evaluation, states[here], taken, next_states, next_probabilities, rewards, gamma
-        )
-        value = partial(_first_values, states[starts], probabilities[starts])
+        fit, value = target.discrete_regression(steps, inputs, gamma, num_features, streams)
     else:
-        pairs = np.concatenate([inputs[here], target.in_env(actions)], 1)
-        features_of = _Features(pairs, num_features, rng)
-        features = features_of(pairs)
-        # Action values are linear in the features: their mean over actions is the value of the mean features.
-        drawn = target.sampled(obs, rows, streams.numpy("actions"))
-        expected = features_of(np.concatenate([inputs, drawn[0]], 1))
-        for each in drawn[1:]:
-            expected += features_of(np.concatenate([inputs, each], 1))
-        expected /= len(drawn)
-        fit = partial(fitted_q_evaluation, features, expected[here + 1] * bootstraps, rewards, gamma)
-        value = partial(np.matmul, expected[starts])
+        fit, value = target.continuous_regression(steps, inputs, gamma, num_features, streams)
 
     values = []
     all_converged = True
     for count in counts:
-        coefficients, converged = fit(np.repeat(count, lengths))
+        coefficients, converged = fit(np.repeat(count, steps.lengths))
         all_converged &= converged
         values.append(float(count @ value(coefficients) / count.sum()))
     if not all_converged:

@@ -6,7 +6,7 @@ import copy
 import math
 import operator
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -605,25 +605,35 @@ class ReplayBuffer(RowSource):
         rng = self.streams.numpy("sample")
         draw = self.ring.draw if self.priorities is None else self.priorities.tree.draw
         rows = draw(rng.random(n))
-        if self.options.stack_num == 1:
-            return rows
+        if self.options.stack_num > 1:
+            self._replace_incomplete(rows, draw, rng)
+        return rows
 
-        # Rows whose stack is incomplete are drawn again. A filled buffer has few of them. If some are left after 8
-        # tries, most rows are incomplete, and it is worth listing the complete ones.
+    def _replace_incomplete(
+        self, rows: np.ndarray, draw: Callable[[np.ndarray], np.ndarray], rng: np.random.Generator
+    ) -> None:
+        """Draw again, in place, for rows whose stack of frames is incomplete. `ValueError` if all rows are.
+
+        A filled buffer has few such rows. If some are left after 8 tries, most rows are incomplete, and it is worth
+        listing the complete ones.
+        """
         for _ in range(8):
-            bad = np.flatnonzero(~self._stackable(rows))
-            if not len(bad):
-                return rows
-            rows[bad] = draw(rng.random(len(bad)))
-        bad = np.flatnonzero(~self._stackable(rows))
-        allowed = self.indices()
-        if not len(allowed):
+            incomplete = np.flatnonzero(~self._stackable(rows))
+            if not len(incomplete):
+                return
+            rows[incomplete] = draw(rng.random(len(incomplete)))
+
+        incomplete = np.flatnonzero(~self._stackable(rows))
+        complete_rows = self.indices()
+        if not len(complete_rows):
             raise ValueError(
                 f"no row has the {self.options.stack_num} frames of its stack yet: add more before sampling"
             )
-        shares = None if self.priorities is None else self.priorities.tree[allowed]
-        rows[bad] = rng.choice(allowed, len(bad), p=None if shares is None else shares / shares.sum())
-        return rows
+        probabilities = None
+        if self.priorities is not None:
+            priorities = self.priorities.tree[complete_rows]
+            probabilities = priorities / priorities.sum()
+        rows[incomplete] = rng.choice(complete_rows, len(incomplete), p=probabilities)
 
     def indices(self) -> np.ndarray:
         """Return all indices that can be drawn, sub-buffer after sub-buffer, oldest first."""
