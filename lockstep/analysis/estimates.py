@@ -35,8 +35,10 @@ METHODS = ("is", "wis", "fqe")
 SAMPLED_ACTIONS = 8
 """Number of continuous actions that are drawn for each next observation."""
 Regression = tuple[Callable[[np.ndarray], tuple[np.ndarray, bool]], Callable[[np.ndarray], np.ndarray]]
-"""Two functions of fitted Q evaluation. The first takes the weights `[N]` of steps, and returns coefficients and whether
-they have converged. The second takes coefficients, and returns the values `[n]` of the episodes' first observations."""
+"""Two functions of fitted Q evaluation.
+
+The first takes the weights `[N]` of steps; it returns coefficients, and whether they have converged. The second takes
+coefficients; it returns the values `[n]` of the first observations of the episodes."""
 
 
 @dataclass(frozen=True)
