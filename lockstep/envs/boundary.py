@@ -12,7 +12,7 @@ the step after the ending is a transition:
 
 A collector that mixes them up stores transitions that never happened: the action of a reset row, or a `next_obs` that
 belongs to another episode. The value of a truncated episode would then be bootstrapped from the start of the next one.
-Nothing fails; the agent only learns worse. So the modes are told apart here, once, and everything above sees for each
+Nothing fails; the agent only learns worse. So the modes are distinguished here, once, and all other code gets for each
 row `(obs, action, reward, next_obs, terminated, truncated)` with
 
     next_obs[b] = final_obs[b] where the episode of row b ended in this step, else obs[b]

@@ -5,8 +5,8 @@ Known are gymnasium's classic control, its MuJoCo environments, and every enviro
     get_env_state() -> dict of plain values and arrays        set_env_state(state) -> None
 
 in itself (below its wrappers), or lists the attributes that it changes in `state_attributes`. The environment's
-generator `np_random` is stored next to that state. Wrappers without a state of their own are allowed. A wrapper that
-may have one (`FrameStackObservation`, `NormalizeReward`, a user's wrapper) makes the state unknown, which is None: a
+generator `np_random` is stored next to that state. Wrappers without state are allowed. A wrapper that
+may have state (`FrameStackObservation`, `NormalizeReward`, a user's wrapper) makes the state unknown, which is None: a
 state without the part of the wrapper would continue with other observations, and nothing would fail.
 """
 

@@ -43,6 +43,7 @@ OLD_API = (
     "Before version 0.26 gym had step return four, with one flag `done`, and reset one: give terminated and truncated "
     "apart, or wrap the environment (shimmy.GymV21CompatibilityV0)."
 )
+"""Advice for environments with the interface of gym before version 0.26."""
 ANSWER_FORMS = {
     "step": (5, "(observation, reward, terminated, truncated, info)"),
     "reset": (2, "(observation, info)"),

@@ -107,7 +107,7 @@ class AgentEnvAdapter(ABC):
             "agent_to_module_mapping_fn": self.mapping_fn,
         }
         self.episode = MultiAgentEpisode(id_, **episode_options)
-        observations, infos = self._prepared(observations, {}, infos)
+        observations, infos = self._prepare(observations, {}, infos)
         self.episode.add_env_reset(observations, infos)
         self.whole_episode = None
         if self.records_whole_episode:
@@ -131,7 +131,7 @@ class AgentEnvAdapter(ABC):
         sent = self._in_order(copy_arrays(dict(actions)))  # copies, because environments may write into the actions
         observations, rewards, terminateds, truncateds, infos = map(self._in_order, self._step(sent))
         rewards = {agent: self._checked_reward(agent, reward) for agent, reward in rewards.items()}
-        observations, infos = self._prepared(observations, rewards, infos)
+        observations, infos = self._prepare(observations, rewards, infos)
 
         self.episode.add_env_step(
             observations,
@@ -184,11 +184,11 @@ class AgentEnvAdapter(ABC):
         ordered = {agent: data[agent] for agent in self._spaces if agent in data}
         return ordered if len(ordered) == len(data) else {**ordered, **data}
 
-    def _prepared(
+    def _prepare(
         self, observations: AgentDict, rewards: AgentDict, infos: AgentDict
     ) -> tuple[dict[AgentID, Any], AgentDict]:
         """Return observations and infos in the form in which they are stored and acted on."""
-        copies, infos = self._with_additions(self._copied(observations), infos)
+        copies, infos = self._with_additions(self._copy_observations(observations), infos)
         if self.transform_observations is not None:
             copies = self.transform_observations(copies, rewards)
         return copies, infos
@@ -296,7 +296,7 @@ class AgentEnvAdapter(ABC):
     def _set_agents_to_act(self, observations: AgentDict) -> None:
         """Set `to_act` from the newest observations."""
 
-    def _copied(self, observations: AgentDict) -> dict[AgentID, Any]:
+    def _copy_observations(self, observations: AgentDict) -> dict[AgentID, Any]:
         """Return copies in the dtypes of the spaces. An environment may write into its arrays again."""
         copies = {}
         for agent, observation in observations.items():

@@ -1,4 +1,4 @@
-"""Environments in processes of their own, stepped together or row by row. Dead or hanging workers are restarted."""
+"""Environments in separate processes, stepped together or row by row. Dead or hanging workers are restarted."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RowStepResult:
 
 
 class WorkerVectorEnv(VectorBoundary):
-    """Vector of `B` environments, each in a process of its own, that resets a finished one at once (SAME_STEP).
+    """Vector of `B` environments in separate processes that resets a finished one at once (SAME_STEP).
 
     A worker that dies, or does not answer within `step_timeout`, is restarted as far as `restarts` allows. Only its own
     unfinished episode is lost (`StepResult.lost`). An exception in an environment is raised here with its traceback and

@@ -23,7 +23,11 @@ from torch import Tensor, nn
 from lockstep.data.trees import Tree, map_tree
 from lockstep.modules.defaults.action_critics import DefaultSACModule, DefaultTD3Module
 from lockstep.modules.defaults.action_values import DefaultQModule, DistributionalQModule
-from lockstep.modules.defaults.actor_critic import VALUE_STATE, DefaultActorCriticModule, RecurrentActorCriticModule
+from lockstep.modules.defaults.actor_critic import (
+    VALUE_STATE_PREFIX,
+    DefaultActorCriticModule,
+    RecurrentActorCriticModule,
+)
 from lockstep.modules.defaults.transition_module import TransitionModule
 from lockstep.modules.encoders import Encoder, FlatFeatures
 from lockstep.modules.layers import hooks_of, noise_matrices
@@ -482,7 +486,7 @@ class NumpyRecurrentActor(RecurrentActor):
         self._head = (weight.T, bias)
         self._policy = _NumpyMemory(module.encoder, plain.rectify, "")
         value_encoder = module.value_encoder
-        self._value = None if value_encoder is None else _NumpyMemory(value_encoder, plain.rectify, VALUE_STATE)
+        self._value = None if value_encoder is None else _NumpyMemory(value_encoder, plain.rectify, VALUE_STATE_PREFIX)
 
     @classmethod
     def build(cls, module: RLModule, obs_pipeline: Pipeline | None = None) -> Self | None:

@@ -64,7 +64,8 @@ class Exploration(ABC):
     is_epsilon_greedy = False
     """True if `level` is the probability of a random action."""
     wraps_acting = False
-    """True if `act` of this class must call the network. Otherwise the network receives the noise directly."""
+    """True if actions come from the method `act`, which calls the network and may change its weights or its actions.
+    False if the actor gets the noise and needs nothing else."""
 
     def level(self, step: int) -> float:
         """Return the amount of exploration at environment step `step`. `ValueError` for a bad number of a schedule."""
@@ -94,7 +95,14 @@ class Exploration(ABC):
         return noise
 
     def act(self, act: Callable[..., Any], obs: Tree, noise: Noise | None, *state: Mapping[str, np.ndarray]) -> Any:
-        """Return the actions of `act(obs, noise, *state)`. Classes with `wraps_acting` change the call or result."""
+        """Return the result of `act(obs, noise, *state)`, to which classes with `wraps_acting` add their exploration.
+
+        Args:
+            act: Method of an actor that returns actions, or actions and the next state.
+            obs: Observations.
+            noise: Noise from `advance`; None acts without exploration.
+            state: State of the actor, if it has one.
+        """
         return act(obs, noise, *state)
 
 
@@ -257,7 +265,7 @@ class StateDependentNoise(Exploration):
         matrices = state["matrices"]
         age = state["age"]
         due = begins if self.sample_freq is None else begins | (age >= self.sample_freq)
-        # Each row's generator of its own: when a matrix is drawn then depends on the episodes of that environment only.
+        # From the generator of its environment, so that a matrix does not depend on the episodes of the others.
         for row in np.flatnonzero(due):
             matrices[row] = generators(int(row)).standard_normal(self.shape, np.float32)
         age[due] = 0

@@ -110,7 +110,7 @@ class RslRlEnv(TensorVecEnv):
 
     @property
     def episode_length_buf(self) -> Tensor:
-        """Steps of the episodes under way, int64 [B], as the environment counts them."""
+        """Number of steps of each episode under way, int64 [B], counted by the environment."""
         return self.env.episode_length_buf
 
     @episode_length_buf.setter
@@ -264,7 +264,7 @@ class JaxEnv(TensorVecEnv):
 
     @property
     def episode_length_buf(self) -> Tensor:
-        """Steps of the episodes under way, int64 [B]; what is assigned is copied into it."""
+        """Number of steps of each episode under way, int64 [B]. Assigned values are copied into it."""
         return self._length
 
     @episode_length_buf.setter

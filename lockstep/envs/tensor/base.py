@@ -224,7 +224,7 @@ class TensorEnv(TensorVecEnv):
     @torch.no_grad()
     def get_observations(self) -> Tensor:
         state = {name: tensor.clone() for name, tensor in self._state.items()}
-        return self._own(self.observe(state))
+        return self._copy_unless_new(self.observe(state))
 
     def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
         self.check_actions(actions)
@@ -241,13 +241,13 @@ class TensorEnv(TensorVecEnv):
         next_state, rewards, dones = self.advance(self._state, actions, draws)
         # Tensors of a subclass may be part of the state, which is overwritten below, or memory that it writes to again
         # in its next call. So all that leaves a step is copied, before either happens.
-        final_obs = self._own(self.observe(next_state))
-        rewards = self._own(rewards)
+        final_obs = self._copy_unless_new(self.observe(next_state))
+        rewards = self._copy_unless_new(rewards)
 
         self._length.add_(1)
         if self.max_episode_length is None:
             time_outs = torch.zeros_like(dones)
-            dones = self._own(dones)
+            dones = self._copy_unless_new(dones)
         else:
             at_limit = self._length >= self.max_episode_length
             time_outs = at_limit > dones  # at_limit and not dones: an episode that terminates there is not truncated
@@ -261,13 +261,13 @@ class TensorEnv(TensorVecEnv):
             if name in first:
                 state[name] = torch.where(dones.view(-1, *[1] * (value.ndim - 1)), first[name], value)
             else:
-                state[name] = self._own(value)
+                state[name] = self._copy_unless_new(value)
         for name, target in self._state.items():
             target.copy_(state[name])
-        obs = self._own(self.observe(state))
+        obs = self._copy_unless_new(self.observe(state))
         return obs, rewards, dones, {"time_outs": time_outs, "final_obs": final_obs}
 
-    def _own(self, tensor: Tensor) -> Tensor:
+    def _copy_unless_new(self, tensor: Tensor) -> Tensor:
         """Return a tensor that nobody writes to later: a copy, unless the subclass promises new tensors."""
         return tensor if self.gives_new_tensors else tensor.clone()
 

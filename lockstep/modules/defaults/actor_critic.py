@@ -142,7 +142,7 @@ class DefaultActorCriticModule(RLModule):
         return outputs
 
 
-VALUE_STATE = "vf_"
+VALUE_STATE_PREFIX = "vf_"
 """Prefix of the names of the value function's state."""
 
 
@@ -171,7 +171,7 @@ class RecurrentActorCriticModule(DefaultActorCriticModule):
 
     def get_initial_state(self) -> State:
         value_state = {} if self.value_encoder is None else self.value_encoder.initial_state()
-        return self.encoder.initial_state() | {VALUE_STATE + name: leaf for name, leaf in value_state.items()}
+        return self.encoder.initial_state() | {VALUE_STATE_PREFIX + name: leaf for name, leaf in value_state.items()}
 
     def _forward(self, batch: Batch) -> dict[str, Any]:
         """Return the outputs for acting: `"action_dist_inputs"` `[B, T, D]`, and the last real row's `"state_out"`."""
@@ -206,9 +206,9 @@ class RecurrentActorCriticModule(DefaultActorCriticModule):
 
         value_state_in = None
         if state_in is not None:
-            value_state_in = {name: state_in[VALUE_STATE + name] for name in self.value_encoder.initial_state()}
+            value_state_in = {name: state_in[VALUE_STATE_PREFIX + name] for name in self.value_encoder.initial_state()}
         value_features, value_state = self.value_encoder(obs, dtype, value_state_in, lengths)
-        state = state | {VALUE_STATE + name: leaf for name, leaf in value_state.items()}
+        state = state | {VALUE_STATE_PREFIX + name: leaf for name, leaf in value_state.items()}
         return features, value_features, state
 
     def _value(self, features: Tensor) -> Tensor:
