@@ -451,7 +451,7 @@ class AgentSteps:
         check_in_space(rows, space, key or name)
         return rows_of(rows, 0)
 
-    def store(self, name: str, key: str | None, column: Tree, pending_value: Any, now: int) -> None:
+    def store(self, name: str, key: str | None, column: Tree, pending_value: Tree, now: int) -> None:
         """Store the column and the pending value that `replaced` returned."""
         if column is not None:
             self.begun_episode.put_column(name, key, column)

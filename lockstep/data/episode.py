@@ -57,7 +57,7 @@ NO_EXTRAS = {
 """Columns of a batch that are not extra model outputs."""
 
 
-class WriteOptions(TypedDict, total=False):
+class WriteArguments(TypedDict, total=False):
     """Keyword arguments that all setters share."""
 
     at_indices: Indices
@@ -573,7 +573,7 @@ class SingleAgentEpisode:
 
     # ---- writing -----------------------------------------------------------------------------------------
 
-    def set_observations(self, *, new_data: Tree, **where: Unpack[WriteOptions]) -> None:
+    def set_observations(self, *, new_data: Tree, **where: Unpack[WriteArguments]) -> None:
         """Replace observations.
 
         The arrays of a rollout store or of the caller are not changed: the column is copied first.
@@ -589,15 +589,15 @@ class SingleAgentEpisode:
         """
         self._set(OBSERVATIONS, None, new_data, **where)
 
-    def set_actions(self, *, new_data: Tree, **where: Unpack[WriteOptions]) -> None:
+    def set_actions(self, *, new_data: Tree, **where: Unpack[WriteArguments]) -> None:
         """Replace actions; see `set_observations`."""
         self._set(ACTIONS, None, new_data, **where)
 
-    def set_rewards(self, *, new_data: Tree, **where: Unpack[WriteOptions]) -> None:
+    def set_rewards(self, *, new_data: Tree, **where: Unpack[WriteArguments]) -> None:
         """Replace rewards; see `set_observations`."""
         self._set(REWARDS, None, new_data, **where)
 
-    def set_extra_model_outputs(self, *, key: str, new_data: Tree, **where: Unpack[WriteOptions]) -> None:
+    def set_extra_model_outputs(self, *, key: str, new_data: Tree, **where: Unpack[WriteArguments]) -> None:
         """Replace extra model outputs `key`; see `set_observations`.
 
         A new key takes T values at once; its lookback becomes zeros.

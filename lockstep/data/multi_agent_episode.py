@@ -33,7 +33,7 @@ from lockstep.data.episode import (
     OBSERVATIONS,
     REWARDS,
     SingleAgentEpisode,
-    WriteOptions,
+    WriteArguments,
     check_follows,
     check_state,
 )
@@ -50,7 +50,7 @@ AgentIDs = Collection[AgentID] | AgentID | None
 """One agent or several; None for all agents."""
 
 
-class AgentReadOptions(TypedDict, total=False):
+class AgentReadArguments(TypedDict, total=False):
     """Keyword arguments that all getters share."""
 
     env_steps: bool
@@ -59,13 +59,13 @@ class AgentReadOptions(TypedDict, total=False):
     return_list: bool
 
 
-class SpaceReadOptions(AgentReadOptions, total=False):
+class SpaceReadArguments(AgentReadArguments, total=False):
     """Keyword arguments of the getters of observations and actions, which have a space."""
 
     one_hot_discrete: bool
 
 
-class AgentWriteOptions(WriteOptions, total=False):
+class AgentWriteArguments(WriteArguments, total=False):
     """Keyword arguments that all setters share."""
 
     agent_ids: AgentIDs
@@ -487,7 +487,7 @@ class MultiAgentEpisode:
     # ---- reading -----------------------------------------------------------------------------------------
 
     def get_observations(
-        self, indices: Indices = None, agent_ids: AgentIDs = None, **options: Unpack[SpaceReadOptions]
+        self, indices: Indices = None, agent_ids: AgentIDs = None, **options: Unpack[SpaceReadArguments]
     ) -> Any:
         """Return the observations `{agent: column}` of env steps, of which there are T + 1.
 
@@ -509,13 +509,13 @@ class MultiAgentEpisode:
         return self._get(OBSERVATIONS, None, indices, agent_ids, **options)
 
     def get_infos(
-        self, indices: Indices = None, agent_ids: AgentIDs = None, **options: Unpack[AgentReadOptions]
+        self, indices: Indices = None, agent_ids: AgentIDs = None, **options: Unpack[AgentReadArguments]
     ) -> Any:
         """Return infos, as lists; see `get_observations`."""
         return self._get(INFOS, None, indices, agent_ids, **options)
 
     def get_actions(
-        self, indices: Indices = None, agent_ids: AgentIDs = None, **options: Unpack[SpaceReadOptions]
+        self, indices: Indices = None, agent_ids: AgentIDs = None, **options: Unpack[SpaceReadArguments]
     ) -> Any:
         """Return actions, of which there are T env steps; see `get_observations`.
 
@@ -524,7 +524,7 @@ class MultiAgentEpisode:
         return self._get(ACTIONS, None, indices, agent_ids, **options)
 
     def get_rewards(
-        self, indices: Indices = None, agent_ids: AgentIDs = None, **options: Unpack[AgentReadOptions]
+        self, indices: Indices = None, agent_ids: AgentIDs = None, **options: Unpack[AgentReadArguments]
     ) -> Any:
         """Return rewards; see `get_observations`.
 
@@ -537,7 +537,7 @@ class MultiAgentEpisode:
         key: str | None = None,
         indices: Indices = None,
         agent_ids: AgentIDs = None,
-        **options: Unpack[AgentReadOptions],
+        **options: Unpack[AgentReadArguments],
     ) -> Any:
         """Return the extra model outputs `key`, or for each agent a dict of all outputs; see `get_observations`.
 
@@ -621,7 +621,7 @@ class MultiAgentEpisode:
 
     # ---- writing -----------------------------------------------------------------------------------------
 
-    def set_observations(self, *, new_data: Any, **where: Unpack[AgentWriteOptions]) -> None:
+    def set_observations(self, *, new_data: Any, **where: Unpack[AgentWriteArguments]) -> None:
         """Replace observations. After an error the episode is unchanged.
 
         Args:
@@ -637,15 +637,15 @@ class MultiAgentEpisode:
         """
         self._set(OBSERVATIONS, None, new_data, **where)
 
-    def set_actions(self, *, new_data: Any, **where: Unpack[AgentWriteOptions]) -> None:
+    def set_actions(self, *, new_data: Any, **where: Unpack[AgentWriteArguments]) -> None:
         """Replace actions, pending ones included; see `set_observations`."""
         self._set(ACTIONS, None, new_data, **where)
 
-    def set_rewards(self, *, new_data: Any, **where: Unpack[AgentWriteOptions]) -> None:
+    def set_rewards(self, *, new_data: Any, **where: Unpack[AgentWriteArguments]) -> None:
         """Replace rewards, those of pending actions included; see `set_observations`."""
         self._set(REWARDS, None, new_data, **where)
 
-    def set_extra_model_outputs(self, *, key: str, new_data: Any, **where: Unpack[AgentWriteOptions]) -> None:
+    def set_extra_model_outputs(self, *, key: str, new_data: Any, **where: Unpack[AgentWriteArguments]) -> None:
         """Replace the extra model outputs `key`; see `set_observations`. A new key takes a value for every step."""
         self._set(EXTRAS, key, new_data, **where)
 
