@@ -262,19 +262,20 @@ class Search:
         step = max(trial.intermediate_values, default=0)
         score = trial.value if trial.state.name == "COMPLETE" else trial.intermediate_values.get(step)
         error = trial.user_attrs.get(ERROR, "")
-        return TrialRow(trial.number, STATES[trial.state.name], step, score, self._trial_values(trial), error)
+        values = self._trial_values(trial.number, trial.params)
+        return TrialRow(trial.number, STATES[trial.state.name], step, score, values, error)
 
-    def _trial_values(self, trial: Any) -> dict[str, Any]:
-        """Return the options of an Optuna trial by path."""
+    def _trial_values(self, number: int, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a trial by path. `params`: values of the trial in Optuna's form."""
         values = {}
-        if trial.number == START:
+        if number == START:
             # Optuna's values of this trial may be rounded to the ranges; the configuration has the true ones.
             for path in self.space:
                 value = value_at(self.config, path)
                 if value is not None:
                     values[path] = value
             return values
-        for path, value in trial.params.items():
+        for path, value in params.items():
             values[path] = json.loads(value) if self.space[path].choices else value
         return values
 
