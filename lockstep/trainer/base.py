@@ -180,6 +180,7 @@ class BaseTrainer(ABC):
         self.lock: RunLock | None = None
         """Lock of the run's folder, held from the start of the run to its end."""
         self._held_lock = ExitStack()
+        """Context of the lock while the run holds it."""
         self.checkpoint_directory: Path | None = None
         """Folder of the run's checkpoints. `attempt` is higher than that of every checkpoint in it."""
         self._reset_records()
@@ -213,10 +214,15 @@ class BaseTrainer(ABC):
         """Set counters, statistics and everything else that belongs to one run to the values of a new run."""
         self.counters = Counters()
         self.totals = Totals()
+        """Statistics of the running epoch."""
         self.best_stats: CollectStats | None = None
+        """Statistics of the evaluation with the best score."""
         self.last_test: CollectStats | None = None
+        """Statistics of the last evaluation."""
         self.history: list[EpochStats] = []
+        """Statistics of all finished epochs."""
         self.metrics = Metrics()
+        """Metrics that callbacks log in the trainer's process, reported with each epoch."""
         for callback in self.callbacks:
             callback.metrics = self.metrics
         self.bad_batch: dict[str, Any] | None = None
@@ -231,7 +237,7 @@ class BaseTrainer(ABC):
         self._pending_changes: list[Callable[[], None]] = []
         """Changes of modules that were requested during a training step."""
         self._clock = time.monotonic()
-        """Time at which the run would have begun if it had never stopped."""
+        """Time on the monotonic clock at which the run began, moved forward by the time between its starts."""
 
     # -- use ---
 
@@ -392,9 +398,12 @@ class BaseTrainer(ABC):
 
     @abstractmethod
     def policy_update_fn(self, collect_stats: CollectStatsBase) -> TrainingStats:
-        """Update the policy and return the statistics.
+        """Update the policy with the collected data, and return the statistics of the update.
 
-        The caller has switched the policy to training. `collect_stats` are the statistics of the collect before.
+        It is called within `policy_within_training_step(policy)`.
+
+        Args:
+            collect_stats: statistics of the collect before the update.
         """
 
     @contextmanager

@@ -55,7 +55,8 @@ class RunLength:
         if steps_per_epoch is not None:
             return cls(total_steps, per_update, _round_up(steps_per_epoch, per_update))
 
-        num_updates = -(-total_steps // per_update)
+        # A number of epochs near 10 that divides the updates makes all epochs equally long.
+        num_updates = -(-total_steps // per_update)  # rounded up, like all quotients in this class
         divisors = [n for n in range(5, 21) if num_updates % n == 0]
         if divisors:
             num_epochs = min(divisors, key=lambda n: abs(n - 10))
@@ -78,16 +79,16 @@ class RunLength:
         num_envs = config.env_runners.num_envs
         if config.is_off_policy:
             # The small summand keeps a rounding error from making the quotient one step too short.
-            steps_until_due = int(1 / (config.replay.update_per_step * num_envs) + 1e-9)
-            default = min(max(1, steps_until_due), MAX_VECTOR_STEPS)
+            vector_steps_until_due = int(1 / (config.replay.update_per_step * num_envs) + 1e-9)
+            default_steps = min(max(1, vector_steps_until_due), MAX_VECTOR_STEPS)
         else:
-            default = -(-config.training.train_batch_size // num_envs)
-        vector_steps = config.env_runners.rollout_fragment_length or default
+            default_steps = -(-config.training.train_batch_size // num_envs)
+        vector_steps = config.env_runners.rollout_fragment_length or default_steps
         return int(vector_steps * num_envs)
 
     @property
     def num_epochs(self) -> int:
-        """Number of epochs: the smallest that contains `total_steps`."""
+        """Smallest number of epochs that contains `total_steps`."""
         return -(-self.total_steps // self.per_epoch)
 
     @property
@@ -137,7 +138,7 @@ def build_trainer(
     reducer = join(config) if reducer is None else reducer
     written_folder = folder if reducer.rank == 0 else None  # other ranks only read
     if written_folder is not None:
-        take_lock(False, written_folder)
+        take_lock(take_over=False, folder=written_folder)
 
     policy = config.build_policy(reducer=reducer)
     # An error or Ctrl-C before the trainer is complete would leave worker processes and a locked folder behind.
@@ -152,9 +153,9 @@ def build_trainer(
             options["logger"] = _make_logger(config.reporting, written_folder, resume=resume)
         trainer = _make_trainer(options, length, config, policy)
         if config.framework.compile is not False:
-            configured = config.framework.compile
+            configured_choice = config.framework.compile
             config.framework.compile = trainer.choose_compiling(config.allows_compiling())
-            if written_folder is not None and config.framework.compile is not configured:
+            if written_folder is not None and config.framework.compile is not configured_choice:
                 # A run that is resumed later keeps the choice, and with it identical results.
                 written_folder.write_settings(config.named_options())
         cleanup.pop_all()
