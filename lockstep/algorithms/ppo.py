@@ -139,8 +139,8 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
         kl = approximate_kl(logp.detach(), old_logp)
         clipped = clipped_ratios(logp.detach(), old_logp, clip_param)
         # One reduction over all learners for all five means.
-        rows = (surrogate, value_error, dist.entropy(), kl, clipped)
-        policy_loss, vf_loss, entropy, mean_kl, clip_fraction = self.masked_means(rows, batch)
+        row_terms = (surrogate, value_error, dist.entropy(), kl, clipped)
+        policy_loss, vf_loss, entropy, mean_kl, clip_fraction = self.masked_means(row_terms, batch)
         loss = policy_loss + config.vf_loss_coeff * vf_loss - self.coefficient(module_id, "entropy_coeff") * entropy
 
         if config.kl_coeff > 0:

@@ -23,12 +23,17 @@ NAMES = Path(__file__).with_name("public_names.json")
 DECLARED, PAGES, BENCHMARKS = "declared", "pages", "benchmarks"
 
 RENAMED: dict[str, str] = {
+    **{
+        f"lockstep.algorithms.families.{old}": f"lockstep.algorithms.families.{new}"
+        for old, new in (
+            ("CorrectedTraining", "VTraceTraining"),
+            ("FollowedActorCriticTraining", "TargetActorCriticTraining"),
+            ("FollowedSoftActorCriticTraining", "TargetSoftActorCriticTraining"),
+        )
+    },
     "lockstep.modules.ParameterPlaces": "lockstep.modules.ParameterAddresses",
     "lockstep.modules.Remembered": "lockstep.modules.MemoryFeatures",
     "lockstep.replay.Placed": "lockstep.replay.AddedRows",
-    "lockstep.algorithms.families.CorrectedTraining": "lockstep.algorithms.families.VTraceTraining",
-    "lockstep.algorithms.families.FollowedActorCriticTraining": "lockstep.algorithms.families.TargetActorCriticTraining",
-    "lockstep.algorithms.families.FollowedSoftActorCriticTraining": "lockstep.algorithms.families.TargetSoftActorCriticTraining",
     "lockstep.envs.tensor.arrived_at": "lockstep.envs.tensor.final_observations",
     "lockstep.compat": "lockstep_sb3",
     "lockstep.compat.sb3": "lockstep_sb3",

@@ -267,30 +267,32 @@ class OnPolicyLearner(Learner[Training]):
         Returns the inputs `[T * B, D]` of the action distributions, the values `[T * B]`, the values `[K]` of the
         bootstrap observations (None for K = 0), and the sequences of a network with a memory (otherwise None).
         """
-        bootstrap_values = None
-        sequences = None
+        names = Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS
+        module_name = type(module).__name__
         if module.is_stateful():
             out, bootstrap_values, sequences = evaluate_sequences(
                 self.to_tensor, module, trajectories, obs, bootstrap_obs
             )
-        else:
-            batch = network_inputs(obs, critic_obs)
-            out = module.forward_train(batch)
-            # A user's network may compute values only in a method of its own.
-            if type(module).compute_values is not RLModule.compute_values and Columns.VF_PREDS not in out:
-                out = {**out, Columns.VF_PREDS: module.compute_values(batch)}
-        names = Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS
-        check_outputs(out, names, type(module).__name__, type(self).__name__)
+            check_outputs(out, names, module_name, type(self).__name__)
+            return out[Columns.ACTION_DIST_INPUTS], self.to_tensor(out[Columns.VF_PREDS]), bootstrap_values, sequences
 
-        if bootstrap_obs is not None and not module.is_stateful():
+        batch = network_inputs(obs, critic_obs)
+        out = module.forward_train(batch)
+        # A user's network may compute values only in a method of its own.
+        if type(module).compute_values is not RLModule.compute_values and Columns.VF_PREDS not in out:
+            out = {**out, Columns.VF_PREDS: module.compute_values(batch)}
+        check_outputs(out, names, module_name, type(self).__name__)
+        values = out[Columns.VF_PREDS]
+        check_values(values, module_name)
+
+        bootstrap_values = None
+        if bootstrap_obs is not None:
             bootstrap_critic_obs = None
             if critic_obs is not None:
                 bootstrap_critic_obs = self.to_tensor(np.asarray(trajectories.bootstrap_critic_obs))
             bootstrap_values = module.compute_values(network_inputs(bootstrap_obs, bootstrap_critic_obs))
-        if not module.is_stateful():
-            check_values(out[Columns.VF_PREDS], type(module).__name__)
-            check_values(out[Columns.VF_PREDS] if bootstrap_values is None else bootstrap_values, type(module).__name__)
-        return out[names[0]], self.to_tensor(out[names[1]]), bootstrap_values, sequences
+            check_values(bootstrap_values, module_name)
+        return out[Columns.ACTION_DIST_INPUTS], self.to_tensor(values), bootstrap_values, None
 
     def _recorded(self, trajectories: Trajectories, name: str, computed: Tensor) -> Tensor:
         """Return the outputs that were recorded when acting, in rows, with `computed` `[T * B, ...]` in place of NaN.
