@@ -97,7 +97,7 @@ class AgentConnectors:
 
 
 class AgentStepper(Stepper):
-    """Steps environments of several agents side by side.
+    """Stepper of environments with several agents, side by side.
 
     In each vector step a module acts once, in one batch, for all of its agents in all environments.
 

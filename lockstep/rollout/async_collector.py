@@ -15,7 +15,7 @@ from lockstep.state.streams import RandomStreams
 
 
 class AsyncCollector(Collector):
-    """Collector that steps each environment as soon as it is ready. Each environment is in a process of its own.
+    """Collector that steps each environment as soon as it is ready. Each environment has its own process.
 
     It is for training from a replay buffer; evaluation does not accept it.
 

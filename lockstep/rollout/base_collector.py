@@ -43,7 +43,7 @@ class BaseCollector(CollectorTraits):
     """Base class of collectors: collects a number of steps or episodes, and counts them.
 
     The collector decides how much to collect and which episodes count. Its `stepper` acts, steps the environments and
-    stores the steps. Subclasses only choose the stepper.
+    stores the steps. Subclasses choose the stepper, and document the parameters.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class BaseCollector(CollectorTraits):
         self.whole_episodes = whole_episodes
         """Whether a collect by steps ends with the end of an episode in each environment."""
         self.is_seeded = is_seeded
+        """Whether the random streams were passed or have a seed. If not, a trainer replaces them by the policy's."""
         self.events: EnvironmentEvents | None = None
         """Dispatcher to the callbacks that handle events of environments; None without such callbacks."""
         self.reset_stat()
@@ -187,8 +188,11 @@ class BaseCollector(CollectorTraits):
     def reset_stat(self) -> None:
         """Set the counters of steps, episodes and seconds to zero, and discard what callbacks have logged."""
         self.collect_step = 0
+        """Number of steps since the last `reset_stat`."""
         self.collect_episode = 0
+        """Number of ended episodes since the last `reset_stat`."""
         self.collect_time = 0.0
+        """Seconds of all collects since the last `reset_stat`."""
         if self.events is not None:
             self.events.forget()
 
@@ -228,7 +232,8 @@ class BaseCollector(CollectorTraits):
             n_step: Number of steps over all environments.
             n_episode: Number of episodes over all environments.
             random: Whether actions are drawn uniformly from the action space, respecting action masks.
-            reset_before_collect: Whether new episodes begin first. Defaults to what the text above says.
+            reset_before_collect: Whether new episodes begin first. Defaults to True for episodes, and for steps
+                after a collect of episodes.
             then: Function that launches work on the collected steps, for environments on a device
                 (`launches_updates`). It is called after the steps are launched and before the host waits for them.
 
@@ -332,6 +337,7 @@ class BaseCollector(CollectorTraits):
         started = time.perf_counter()
         num_restarts_before = getattr(self.env, "num_restarts", 0)
         explores = self.explores
+        # Before the steps: the schedules of epsilon go by the number of steps at the beginning of the collect.
         epsilon: dict[str, float] = {}
         if random or explores:
             epsilon = epsilon_by_module(acting_parts(self.policy), self.epsilon, random)
@@ -361,7 +367,7 @@ class BaseCollector(CollectorTraits):
             if self.events is not None:
                 logged = self.events.end_collect()
         except BaseException:
-            # All or nothing: a learner must not train on the half of a collect that was stored. The environments may be
+            # A learner must not train on a part of a collect, whose last episodes have no end. The environments may be
             # in the middle of a step, so the next collect resets them. This includes KeyboardInterrupt: in a notebook
             # the next call continues with the same collector.
             episodes.is_begun = False

@@ -291,7 +291,7 @@ class EnvironmentEvents:
 
 
 class EpisodeRecorder:
-    """Records the episodes of a vector of environments for callbacks, and reports their events to `events`.
+    """Recorder of the episodes of a vector of environments for callbacks, whose events it reports to `events`.
 
     Only episodes that count in a collect are recorded. The recording of an episode begins with its first step. If an
     episode is running when the recorder is constructed, recording of that row begins with its next episode.

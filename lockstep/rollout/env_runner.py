@@ -35,7 +35,7 @@ class RunnersEnv:
     """Number of steps after which an episode is truncated; None without a limit."""
     observation_space: Any
     """Space of the environments' observations; for several agents a dict of spaces by agent."""
-    stacked_observation_space: Any
+    stored_observation_space: Any
     """Space of the stored observations, such as stacks of frames."""
     action_space: Any
     """Action space of the environments; for several agents a dict of spaces by agent."""

@@ -39,7 +39,7 @@ class EvaluationSink(FragmentSink):
 
     def _collect_steps(self, sample: Sample, n_step: int) -> CollectResult:
         """Sample `n_step` steps; the episodes that end within them count."""
-        result = CollectResult([], 0, [], len(self.group), [], [])
+        result = CollectResult(num_parallel=len(self.group))
         while result.num_steps < n_step:
             num_left = n_step - result.num_steps
             fragments = sample(min(CHUNK * self.num_envs, num_left), None)
@@ -54,7 +54,7 @@ class EvaluationSink(FragmentSink):
 
         This is the rule of `RunningEpisodes`, applied afterwards: no runner knows the episodes of the other runners.
         """
-        result = CollectResult([], 0, [], len(self.group), [], [])
+        result = CollectResult(num_parallel=len(self.group))
         self.group.renew()
         counting = np.arange(self.num_envs) < n_episode
         to_start = n_episode - self.num_envs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.rollout.agent_stepper import agents_of_modules
@@ -22,17 +22,17 @@ Sample = Callable[[int | None, int | None], Sequence[Any]]
 class CollectResult:
     """Episodes and number of steps of one collect."""
 
-    episodes: list[tuple[float, int]]
-    """Return and length of each episode that ended and counts."""
-    num_steps: int
-    """Number of steps that count."""
-    parts: list[CollectStats]
-    """Statistics of each fragment of the collect."""
     num_parallel: int
     """Number of runners that sampled at the same time."""
-    agent_returns: list[tuple[float, ...]]
+    num_steps: int = 0
+    """Number of steps that count."""
+    parts: list[CollectStats] = field(default_factory=list)
+    """Statistics of each fragment of the collect."""
+    episodes: list[tuple[float, int]] = field(default_factory=list)
+    """Return and length of each episode that ended and counts."""
+    agent_returns: list[tuple[float, ...]] = field(default_factory=list)
     """Returns of the single agents in each episode; empty for one agent."""
-    agent_modules: list[tuple[str, ...]]
+    agent_modules: list[tuple[str, ...]] = field(default_factory=list)
     """Module that acted for each agent in each episode; empty for one agent."""
 
     def add_episode(self, fragment: UnstoredFragment, i: int) -> None:
@@ -58,7 +58,7 @@ def checked_agents_of_modules(policy: LearningPolicy, schedule: SampleSchedule) 
 
 
 class FragmentSink(ABC):
-    """Base class of the sinks for fragments: a sink samples as many as a collect needs, and stores or counts them.
+    """Base class of the sinks, each of which samples the fragments of a collect, and stores or counts them.
 
     Args:
         schedule: Schedule that decides which fragments make a collect.

@@ -68,7 +68,7 @@ class GroupCollector(CollectorTraits):
         envs = self.group.envs
         backend = envs.backend if self.group.is_local else f"{envs.backend} in {len(self.group)} env runners"
         self.env = replace(envs, num_envs=self.group.num_envs, backend=backend)
-        self.observation_space = envs.stacked_observation_space
+        self.observation_space = envs.stored_observation_space
         self.agents_of_modules = sink.agents_of_modules
         self.episodes_cut = 0
         """Number of running episodes that the last `set_state` could not continue."""

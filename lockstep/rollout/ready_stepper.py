@@ -24,7 +24,7 @@ from lockstep.state.streams import RandomStreams
 
 
 class ReadyStepper(VectorStepper):
-    """Steps each environment as soon as it is ready. Each environment is in a process of its own.
+    """Stepper that steps each environment as soon as it is ready. Each environment has its own process.
 
     The environments are at different steps, so their transitions have no place in time-major columns: each is added to
     a `ReplayBuffer` when it arrives.

@@ -224,7 +224,7 @@ Buffer = RolloutStore | ReplayBuffer | AgentBuffer
 
 
 class PieceWriter:
-    """Writes episodes of several agents, and pieces of episodes, into a buffer.
+    """Writer of episodes of several agents, and of pieces of episodes, into a buffer.
 
     It cuts an episode in the buffer wherever the next piece does not continue it.
 

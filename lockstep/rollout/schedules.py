@@ -88,8 +88,8 @@ class SynchronousSampling(SampleSchedule):
         exactly_one(n_step=n_step, n_episode=n_episode)
 
     def publish(self, policy: LearningPolicy) -> None:
-        """Make all runners act with the policy's present weights, without a copy: the policy does not learn
-        meanwhile."""
+        """Make all runners act with the policy's present weights."""
+        # Without a copy: the policy does not learn while the runners sample.
         self.group.set_weights(policy.acting_weights(copy=False))
 
     def fragments(self, n_step: int | None, n_episode: int | None, *, random: bool) -> list[AnyFragment]:
@@ -118,8 +118,8 @@ class AsynchronousSampling(SampleSchedule):
     """Base class of the schedules in which runners sample while the policy learns.
 
     A rollout is `fragments_per_batch` fragments side by side, each of `fragment_length` vector steps of one runner.
-    Subclasses choose the fragments of the next rollout. Each step is sampled once, and is then waiting until it is
-    collected or dropped: `sampled = collected + dropped + waiting`, in each of the numbers that `get_stats` returns.
+    Subclasses choose the fragments of the next rollout. A sampled step waits until it is collected or dropped, so that
+    always `sampled = collected + dropped + waiting`. `get_stats` returns these numbers.
 
     Args:
         group: The runners.
@@ -192,8 +192,7 @@ class AsynchronousSampling(SampleSchedule):
 
     @abstractmethod
     def _choose(self) -> list[StoredFragment]:
-        """Remove the fragments of the next rollout from `waiting` and return them. Requests the fragments after
-        them."""
+        """Remove the fragments of the next rollout from `waiting` and return them; request those of later rollouts."""
 
     def take(self, fragments: list[StoredFragment]) -> None:
         """Append fragments to `waiting`, and count their steps as sampled."""

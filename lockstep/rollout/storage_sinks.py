@@ -55,7 +55,14 @@ class StorageSink(FragmentSink):
                 agent_returns = [agent_returns[i] for i in order]
                 agent_modules = [agent_modules[i] for i in order]
         num_steps = sum(part.n_collected_steps for part in parts)
-        return CollectResult(episodes, num_steps, parts, len(parts), agent_returns, agent_modules)
+        return CollectResult(
+            num_parallel=len(parts),
+            num_steps=num_steps,
+            parts=parts,
+            episodes=episodes,
+            agent_returns=agent_returns,
+            agent_modules=agent_modules,
+        )
 
     @abstractmethod
     def write(self, fragments: Sequence[Any], version: int) -> None:
@@ -67,7 +74,7 @@ class StorageSink(FragmentSink):
 
 
 class StepStorageSink(StorageSink):
-    """Writes fragments of one agent into a `RolloutStore` or a `ReplayBuffer`.
+    """Sink that writes fragments of one agent into a `RolloutStore` or a `ReplayBuffer`.
 
     If the schedule is `by_runner`, each fragment is written to the environments of its runner. Otherwise fragments are
     written side by side in the order in which they arrive.
@@ -105,7 +112,7 @@ class StepStorageSink(StorageSink):
             self._part,
             buffer,
             self.num_envs,
-            self.group.envs.stacked_observation_space,
+            self.group.envs.stored_observation_space,
             self.group.envs.action_space,
             num_steps=1,
             raise_on_nan=False,  # the runners have checked the values already
@@ -146,7 +153,7 @@ class StepStorageSink(StorageSink):
 
 
 class EpisodeStorageSink(StorageSink):
-    """Writes fragments of several agents into an `EpisodeStore` or a `MultiAgentReplayBuffer`."""
+    """Sink that writes fragments of several agents into an `EpisodeStore` or a `MultiAgentReplayBuffer`."""
 
     def __init__(
         self, policy: LearningPolicy, schedule: SampleSchedule, agents_of_modules: Mapping[str, list[Any]]

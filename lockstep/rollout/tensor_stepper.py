@@ -31,7 +31,7 @@ Rows = TypeVar("Rows", np.ndarray, Tensor)
 
 
 class TensorStepper(Stepper):
-    """Steps tensor environments, and stores the steps in a buffer on their device without a copy to the host.
+    """Stepper of tensor environments, which stores steps in a buffer on their device without a copy to the host.
 
     `run` launches all vector steps of a collect at once. On a CUDA device whose operations can be captured, the third
     collect captures them in a graph, and later collects are one launch. `end_collect` waits for the device and reads

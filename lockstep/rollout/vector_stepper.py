@@ -26,7 +26,7 @@ from lockstep.state.streams import RandomStreams
 
 
 class VectorStepper(Stepper):
-    """Steps all environments of a vector together.
+    """Stepper that steps all environments of a vector together.
 
     Observations pass through a copy of the policy's recording connectors (frame stacks, previous actions, resized
     images) before they are stored and acted on.

@@ -30,7 +30,7 @@ def group_of(config, num_runners=2, limits=MANY, with_logp=False):
 
 
 def store_of(group, fragments):
-    return rollout_of(fragments, group.envs.stacked_observation_space, group.envs.action_space)
+    return rollout_of(fragments, group.envs.stored_observation_space, group.envs.action_space)
 
 
 def assert_same(one, other):
