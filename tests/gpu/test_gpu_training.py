@@ -15,7 +15,7 @@ from trained_weights import difference, steps, weights
 
 from lockstep import ALGORITHMS
 from lockstep.modules.layers import MANY_ROWS, BatchedMLP
-from lockstep.ops.graphs import Captured
+from lockstep.ops.graphs import CapturedFunction
 
 pytestmark = pytest.mark.cuda
 
@@ -111,7 +111,7 @@ def test_networks_that_run_one_by_one_are_those_that_run_together(frozen):
 
 def test_a_graph_that_is_garbage_does_not_break_the_next_capture():
     def captured(function):
-        made = Captured(function, torch.device("cuda"))
+        made = CapturedFunction(function, torch.device("cuda"))
         for _ in range(4):
             made()
         return made

@@ -114,7 +114,7 @@ NAMES = {
     "a class of the system": "subprocess:Popen",
     "a function of the system": "os:system",
     "an attribute through a module of Lockstep": "lockstep.state.trust:importlib.import_module",
-    "a function of Lockstep": "lockstep.state.trust:imported",
+    "a function of Lockstep": "lockstep.state.trust:import_object",
 }
 Change = Callable[[dict[str, Any], Any], None]
 """puts a name into a configuration"""
