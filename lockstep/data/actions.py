@@ -247,7 +247,7 @@ def carries_mask(space: Space[Any]) -> bool:
     """Return whether an observation space is a Dict with the entry `"action_mask"`.
 
     Raises:
-        ValueError: the mask is the only entry, or it is deeper in the space, where nothing would read it.
+        ValueError: the mask is the only entry, or it is deeper in the space, and nothing would read it.
     """
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return False

@@ -4,7 +4,8 @@ A column is described by a tree of JSON. Its leaves hold the keys of arrays, whi
 way. Tensors become arrays of the same bits. Rows of objects (`infos`) may be None, bool, int, float, str, arrays,
 numpy scalars, and dicts, lists and tuples of them.
 
-Files come from strangers: what is read here must not import, execute or allocate anything on a file's word alone.
+Files may come from strangers: reading one must not import or execute anything that it names, nor allocate memory by its
+claims alone.
 """
 
 from __future__ import annotations

@@ -573,7 +573,7 @@ class SingleAgentEpisode:
 
     # ---- writing -----------------------------------------------------------------------------------------
 
-    def set_observations(self, *, new_data: Tree, **where: Unpack[WriteArguments]) -> None:
+    def set_observations(self, *, new_data: Tree, **arguments: Unpack[WriteArguments]) -> None:
         """Replace observations.
 
         The arrays of a rollout store or of the caller are not changed: the column is copied first.
@@ -587,22 +587,22 @@ class SingleAgentEpisode:
             IndexError: there are more or fewer new observations than indices.
             ValueError: a new observation is outside the space.
         """
-        self._set(OBSERVATIONS, None, new_data, **where)
+        self._set(OBSERVATIONS, None, new_data, **arguments)
 
-    def set_actions(self, *, new_data: Tree, **where: Unpack[WriteArguments]) -> None:
+    def set_actions(self, *, new_data: Tree, **arguments: Unpack[WriteArguments]) -> None:
         """Replace actions; see `set_observations`."""
-        self._set(ACTIONS, None, new_data, **where)
+        self._set(ACTIONS, None, new_data, **arguments)
 
-    def set_rewards(self, *, new_data: Tree, **where: Unpack[WriteArguments]) -> None:
+    def set_rewards(self, *, new_data: Tree, **arguments: Unpack[WriteArguments]) -> None:
         """Replace rewards; see `set_observations`."""
-        self._set(REWARDS, None, new_data, **where)
+        self._set(REWARDS, None, new_data, **arguments)
 
-    def set_extra_model_outputs(self, *, key: str, new_data: Tree, **where: Unpack[WriteArguments]) -> None:
+    def set_extra_model_outputs(self, *, key: str, new_data: Tree, **arguments: Unpack[WriteArguments]) -> None:
         """Replace extra model outputs `key`; see `set_observations`.
 
         A new key takes T values at once; its lookback becomes zeros.
         """
-        self._set(EXTRAS, key, new_data, **where)
+        self._set(EXTRAS, key, new_data, **arguments)
 
     def _set(
         self,

@@ -487,7 +487,7 @@ class MultiAgentEpisode:
     # ---- reading -----------------------------------------------------------------------------------------
 
     def get_observations(
-        self, indices: Indices = None, agent_ids: AgentIDs = None, **options: Unpack[SpaceReadArguments]
+        self, indices: Indices = None, agent_ids: AgentIDs = None, **arguments: Unpack[SpaceReadArguments]
     ) -> Any:
         """Return the observations `{agent: column}` of env steps, of which there are T + 1.
 
@@ -506,44 +506,44 @@ class MultiAgentEpisode:
             KeyError: an agent is unknown.
             ValueError: `return_list` is combined with the agents' own steps.
         """
-        return self._get(OBSERVATIONS, None, indices, agent_ids, **options)
+        return self._get(OBSERVATIONS, None, indices, agent_ids, **arguments)
 
     def get_infos(
-        self, indices: Indices = None, agent_ids: AgentIDs = None, **options: Unpack[AgentReadArguments]
+        self, indices: Indices = None, agent_ids: AgentIDs = None, **arguments: Unpack[AgentReadArguments]
     ) -> Any:
         """Return infos, as lists; see `get_observations`."""
-        return self._get(INFOS, None, indices, agent_ids, **options)
+        return self._get(INFOS, None, indices, agent_ids, **arguments)
 
     def get_actions(
-        self, indices: Indices = None, agent_ids: AgentIDs = None, **options: Unpack[SpaceReadArguments]
+        self, indices: Indices = None, agent_ids: AgentIDs = None, **arguments: Unpack[SpaceReadArguments]
     ) -> Any:
         """Return actions, of which there are T env steps; see `get_observations`.
 
         An action has the index of the observation that it answers. A pending action counts.
         """
-        return self._get(ACTIONS, None, indices, agent_ids, **options)
+        return self._get(ACTIONS, None, indices, agent_ids, **arguments)
 
     def get_rewards(
-        self, indices: Indices = None, agent_ids: AgentIDs = None, **options: Unpack[AgentReadArguments]
+        self, indices: Indices = None, agent_ids: AgentIDs = None, **arguments: Unpack[AgentReadArguments]
     ) -> Any:
         """Return rewards; see `get_observations`.
 
         A reward has the index of its action. It is the sum of the rewards up to the agent's next observation.
         """
-        return self._get(REWARDS, None, indices, agent_ids, **options)
+        return self._get(REWARDS, None, indices, agent_ids, **arguments)
 
     def get_extra_model_outputs(
         self,
         key: str | None = None,
         indices: Indices = None,
         agent_ids: AgentIDs = None,
-        **options: Unpack[AgentReadArguments],
+        **arguments: Unpack[AgentReadArguments],
     ) -> Any:
         """Return the extra model outputs `key`, or for each agent a dict of all outputs; see `get_observations`.
 
         Outputs have the indices of their actions.
         """
-        return self._get(EXTRAS, key, indices, agent_ids, **options)
+        return self._get(EXTRAS, key, indices, agent_ids, **arguments)
 
     def _get(
         self,
@@ -621,7 +621,7 @@ class MultiAgentEpisode:
 
     # ---- writing -----------------------------------------------------------------------------------------
 
-    def set_observations(self, *, new_data: Any, **where: Unpack[AgentWriteArguments]) -> None:
+    def set_observations(self, *, new_data: Any, **arguments: Unpack[AgentWriteArguments]) -> None:
         """Replace observations. After an error the episode is unchanged.
 
         Args:
@@ -635,19 +635,19 @@ class MultiAgentEpisode:
             ValueError: a new value is outside the agent's space.
             KeyError: an agent is missing.
         """
-        self._set(OBSERVATIONS, None, new_data, **where)
+        self._set(OBSERVATIONS, None, new_data, **arguments)
 
-    def set_actions(self, *, new_data: Any, **where: Unpack[AgentWriteArguments]) -> None:
+    def set_actions(self, *, new_data: Any, **arguments: Unpack[AgentWriteArguments]) -> None:
         """Replace actions, pending ones included; see `set_observations`."""
-        self._set(ACTIONS, None, new_data, **where)
+        self._set(ACTIONS, None, new_data, **arguments)
 
-    def set_rewards(self, *, new_data: Any, **where: Unpack[AgentWriteArguments]) -> None:
+    def set_rewards(self, *, new_data: Any, **arguments: Unpack[AgentWriteArguments]) -> None:
         """Replace rewards, those of pending actions included; see `set_observations`."""
-        self._set(REWARDS, None, new_data, **where)
+        self._set(REWARDS, None, new_data, **arguments)
 
-    def set_extra_model_outputs(self, *, key: str, new_data: Any, **where: Unpack[AgentWriteArguments]) -> None:
+    def set_extra_model_outputs(self, *, key: str, new_data: Any, **arguments: Unpack[AgentWriteArguments]) -> None:
         """Replace the extra model outputs `key`; see `set_observations`. A new key takes a value for every step."""
-        self._set(EXTRAS, key, new_data, **where)
+        self._set(EXTRAS, key, new_data, **arguments)
 
     def _set(
         self,

@@ -397,7 +397,7 @@ class RolloutStore(TrainingBuffer):
     def first_new_ids(self) -> np.ndarray:
         """Return the id of the first episode that each environment began within the rollout, `[B]`.
 
-        Ids are given environment by environment, each with as many as episodes ended in it.
+        New ids are consecutive, environment after environment: each has as many as episodes ended in it.
         """
         num_ended = self.ends().sum(axis=0)
         return self.next_episode_id + np.cumsum(num_ended) - num_ended

@@ -51,7 +51,7 @@ class Trajectories:
     """Rows at which the episode was truncated or the piece ends, bool `[T, B]`. The value of the row's own next
     observation is bootstrapped."""
     dones: np.ndarray
-    """Rows after which another episode follows in the column, bool `[T, B]`. Not set where only the data ends."""
+    """Rows after which another episode follows in the column, bool `[T, B]`. Not set at the end of the data alone."""
     bootstrap_index: np.ndarray
     """Flat rows `[K]` int64 whose next observation is bootstrapped and stored in `bootstrap_obs`."""
     bootstrap_obs: Tree
@@ -73,8 +73,8 @@ class Trajectories:
     action_logp: np.ndarray | None = None
     """Log-probability `[T, B]` of each action under the policy that acted; NaN if unknown. None if all are unknown."""
     truncateds: np.ndarray | None = None
-    """Rows at which the episode was truncated, bool `[T, B]`; not set where only the data ends. None if all `cuts` are
-    truncations."""
+    """Rows at which the episode was truncated, bool `[T, B]`; not set at the end of the data alone. None if all `cuts`
+    are truncations."""
     recorded: dict[str, Tree] | None = None
     """Other extra model outputs that were recorded while acting, `{name: [T, B, ...]}`."""
     terminal_index: np.ndarray | None = None

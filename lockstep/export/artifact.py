@@ -144,7 +144,7 @@ def checked_target(path: str | Path) -> Path:
 
 
 def _describe_graph(graph: ActingGraph, origin: Origin) -> dict[str, Any]:
-    """Return the entries of a card that describe a graph: what a program without Lockstep needs to run it."""
+    """Return the entries of a card that describe a graph, so that a program without Lockstep can run it."""
     names = (port.name for port in graph.actions)
     return {
         **origin.facts,

@@ -61,7 +61,7 @@ class ExportedPolicy:
         self.rng = np.random.default_rng()
 
     def reset(self, rows: Indices = None) -> None:
-        """Begin new episodes in the given rows, or in all rows. After the latter, the number of rows may change."""
+        """Begin new episodes in the given rows, or in all rows, whose number may change then."""
         if rows is None:
             self._state = None
         elif self._state is not None:
@@ -158,7 +158,7 @@ def _check_card(card: Mapping[str, Any], path: Path) -> None:
             and card["outputs"] == [*(port["name"] for port in card["actions"]), *map(_state_out, card["state"])]
             and set(_leaves(card["action"])) <= set(card["outputs"])
         )
-        for port in card["state"]:  # raises where the initial value does not fit the shape
+        for port in card["state"]:  # raises if the initial value does not fit the shape
             np.broadcast_to(np.asarray(port["initial"], port["dtype"]), port["shape"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ExportError(f"{path.parent / CARD} is damaged ({error}); export the policy again") from error
