@@ -21,6 +21,12 @@ Key = tuple[str, ...]
 """Name of a metric, in parts."""
 Entry = tuple[float, float, int]
 """A value, its weight, and the step in which it was logged."""
+MeansCall = tuple[Key, Mapping[str, Any], float, int]
+"""Call of `Metrics.log_means`: first parts of the key, values by its last part, weight, step."""
+VectorCall = tuple[list[tuple[Key, float]], Tensor, int]
+"""Call of `Metrics.log_vector`: key and weight of each value, values, step."""
+ValueCall = tuple[Key, Any, float, int]
+"""Call of `Metrics.log_value`: key, value, weight, step."""
 Logged = dict[Key, list[Entry]]
 """Entries of each metric."""
 Part = Mapping[str, Any]
@@ -131,12 +137,9 @@ class Metrics:
         self.series: dict[Key, list[float]] = {}
 
         # Logging only appends to these lists. Everything else waits for the report.
-        self._means: list[tuple[Key, Mapping[str, Any], float, int]] = []
-        """(first parts of the key, values by its last part, weight, step) of each call of `log_means`."""
-        self._vectors: list[tuple[list[tuple[Key, float]], Tensor, int]] = []
-        """(key and weight of each value, values, step) of each call of `log_vector`."""
-        self._values: list[tuple[Key, Any, float, int]] = []
-        """(key, value, weight, step) of each call of `log_value`."""
+        self._means: list[MeansCall] = []
+        self._vectors: list[VectorCall] = []
+        self._values: list[ValueCall] = []
 
         self._pass_start = 0
         """First gradient step of the last pass."""
@@ -289,6 +292,13 @@ class Metrics:
                 values.append(torch.as_tensor(value))
         return torch.stack(values).mean() if values else torch.tensor(float("nan"))
 
+    def calls_before(self, step: int) -> tuple[list[MeansCall], list[VectorCall], list[ValueCall]]:
+        """Return the calls of `log_means`, `log_vector` and `log_value` since the last report and before a step."""
+        means = [call for call in self._means if call[3] < step]
+        vectors = [call for call in self._vectors if call[2] < step]
+        values = [call for call in self._values if call[3] < step]
+        return means, vectors, values
+
     def adopt_steps(self, other: Metrics, num_steps: int, steps_in_pass: int) -> None:
         """Adopt the first steps that other metrics have logged, which are whole passes, as if logged here.
 
@@ -299,9 +309,10 @@ class Metrics:
             num_steps: number of steps to adopt.
             steps_in_pass: number of steps of a pass.
         """
-        self._means += [entry for entry in other._means if entry[3] < num_steps]
-        self._vectors += [entry for entry in other._vectors if entry[2] < num_steps]
-        self._values += [entry for entry in other._values if entry[3] < num_steps]
+        means, vectors, values = other.calls_before(num_steps)
+        self._means += means
+        self._vectors += vectors
+        self._values += values
         self.step = num_steps
         self._pass_end = num_steps
         self._pass_start = num_steps - steps_in_pass
