@@ -26,17 +26,17 @@ def process_env(**more: str) -> dict[str, str]:
 
 
 def command(*arguments: str) -> list[str]:
-    """The command line of a real process."""
+    """Returns the command line of a real process."""
     return [sys.executable, "-m", "lockstep.cli", *arguments]
 
 
 def run_process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Runs the command as a process."""
+    """Runs the command as a process to its end."""
     return run_python(["-m", "lockstep.cli", *arguments], cwd=cwd, env=process_env())
 
 
 def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
-    """The command as a process that goes on."""
+    """Starts the command as a process and returns it."""
     pipe = subprocess.PIPE
     return subprocess.Popen(command(*arguments), cwd=cwd, env=process_env(), stdout=pipe, stderr=pipe, text=True)
 

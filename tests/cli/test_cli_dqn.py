@@ -1,7 +1,7 @@
-"""`lockstep train dqn` and `lockstep resume`: the plan speaks of replay, and a run goes on with its buffer."""
+"""`lockstep train dqn` and `lockstep resume`: the plan describes replay, and a resumed run keeps its buffer."""
 
 
-def test_dqn_trains_and_goes_on_from_the_command_line(lockstep, tmp_path):
+def test_dqn_trains_and_resumes_from_the_command_line(lockstep, tmp_path):
     options = ("--no-recipe", "--set", "replay.learning_starts=200", "--set", "evaluation.evaluation_duration=2")
     said = lockstep("train", "dqn", "CartPole-v1", "--total-steps", "800", "--root", str(tmp_path), *options)
     assert said.code == 0, said

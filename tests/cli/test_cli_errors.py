@@ -112,7 +112,7 @@ def test_unknown_commands_and_flags_are_answered_with_what_there_is(
         (cli_envs.LateNan, "gave a value that is not finite in column 'obs' at step"),
     ],
 )
-def test_run_that_fails_says_where_and_how_to_go_on(
+def test_a_failed_run_says_where_it_is_and_how_to_resume_it(
     lockstep: Command, tmp_path: Path, env: type, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env.total = 0

@@ -26,7 +26,7 @@ def test_a_recipe_without_its_data_says_how_to_make_or_replace_them(lockstep, tm
 
 
 @pytest.mark.usefixtures("no_datasets")
-def test_a_recipe_learns_from_the_data_that_are_given_and_goes_on(lockstep, tmp_path):
+def test_an_offline_recipe_trains_on_given_data_and_resumes(lockstep, tmp_path):
     rng = np.random.default_rng(0)
     SampleBatch(obs=rng.random((300, 4), np.float32), actions=rng.integers(0, 2, 300)).to_npz(tmp_path / "some.npz")
     options = ("--set", "evaluation.evaluation_duration=2", "--set", "reporting.steps_per_epoch=20")

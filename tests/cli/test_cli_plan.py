@@ -86,7 +86,7 @@ def test_the_announced_gradient_steps_are_made(config):
 
 
 @pytest.mark.filterwarnings("ignore:.*rows are left out")
-def test_rows_that_fill_no_minibatch_are_told():
+def test_the_plan_names_rows_that_fill_no_minibatch():
     announced, made, text = announced_and_made(ppo())
     assert announced == made == 3 * 2 * 2
     assert text.startswith("12: for each update 2 passes over 2 minibatches of 24; ")
@@ -94,7 +94,7 @@ def test_rows_that_fill_no_minibatch_are_told():
     assert "left out" not in announced_and_made(ppo(minibatch_size=32))[2]
 
 
-def test_a_run_that_goes_on_announces_what_is_left():
+def test_the_plan_of_a_resumed_run_is_of_its_remaining_steps():
     config = off_policy(update_per_step=0.37)
     config.reporting(steps_per_epoch=24)
     trainer = config.build_trainer()
@@ -106,7 +106,7 @@ def test_a_run_that_goes_on_announces_what_is_left():
     assert text.startswith(f"{trainer.gradient_step - before} on 8 transitions")
 
 
-def test_collects_of_whole_episodes_are_told():
+def test_the_plan_names_collects_of_whole_episodes():
     config = ppo().env_runners(batch_mode="complete_episodes")
     plan = Plan(config.build_trainer(), config).facts(["test"])
     assert plan["updates"].endswith("(a collect continues to the end of its episodes, so it may have more steps)")

@@ -112,7 +112,7 @@ def test_seeds_run_side_by_side_under_one_display(lockstep: Command, trained: Tr
 
 
 @pytest.mark.long
-def test_a_seed_that_fails_beside_others_is_an_error(lockstep: Command, tmp_path: Path) -> None:
+def test_a_failed_seed_among_several_is_an_error(lockstep: Command, tmp_path: Path) -> None:
     words = ("--total-steps", "2048", "--seeds", "2", "--jobs", "2", "--no-check")
     said = lockstep("train", "ppo", "cli_envs:LateError", *SMALL[1:], *words)
     assert said.code == 1
@@ -170,7 +170,7 @@ def test_set_values_are_json_python_or_text(text: str, value: object) -> None:
     assert parse_setting(f"training.lr= {text}") == ("training.lr", value)
 
 
-def test_resume_goes_on_with_more_steps(lockstep: Command, trained: Trained, tmp_path: Path) -> None:
+def test_resume_continues_with_more_steps(lockstep: Command, trained: Trained, tmp_path: Path) -> None:
     run = tmp_path / "copy"
     shutil.copytree(trained.runs[0], run)
     records = (run / "metrics.jsonl").read_bytes()

@@ -73,7 +73,7 @@ STUCK = [returns(1000 * k, 10.0, scope="train") for k in range(5)]
 CLIPPED = {"gradients_default_optimizer_share_clipped": 0.95, "gradients_default_optimizer_global_norm": 5.0}
 
 
-def test_symptoms_are_told_only_of_a_run_that_does_not_learn(tmp_path):
+def test_symptoms_are_findings_only_if_a_run_does_not_learn(tmp_path):
     update, config = record("update", 100, **CLIPPED), PPOConfig().environment("Nowhere-v0").training(grad_clip=0.5)
     (found,) = lockstep.doctor(written(tmp_path, [*STUCK, update], config)).findings
     assert (found.code, found.in_words) == ("clipped_gradients", "possible")

@@ -41,7 +41,7 @@ def test_a_killed_process_fails_its_own_task_only(reuse_processes):
     assert (third.result()[1] == last.result()[1]) is reuse_processes
 
 
-def test_a_task_that_cannot_be_sent_is_refused_and_the_pool_goes_on():
+def test_a_task_that_cannot_be_sent_is_refused_and_the_pool_works_on():
     with ProcessPool(1) as pool:
         with pytest.raises(ValueError, match="cannot be sent to another process"):
             pool.submit(lambda worker: None)

@@ -58,7 +58,7 @@ def straight():
     fast_if(("after a collect", "inside an epoch", "at the evaluation of an epoch", "at the end").__contains__, POINTS),
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_goes_on_bit_by_bit_from_where_it_ended(kind, point, folder, straight):
+def test_a_run_resumes_bit_for_bit_from_where_it_ended(kind, point, folder, straight):
     name, env_step, action = POINTS[point]
     first = trainer_of(kind, callbacks=[At(name, env_step, action() if isinstance(action, type) else action)])
     first.save_checkpoint_fn = lambda *where: save_trainer(first, folder / "checkpoint" / str(where))
@@ -239,7 +239,7 @@ def test_a_seeded_trainer_by_hand_draws_the_numbers_of_a_configuration(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_stop_fn_ended_goes_on_until_max_epoch(kind, folder, straight):
+def test_a_run_ended_by_stop_fn_continues_until_max_epoch(kind, folder, straight):
     scores = iter([1.0, 9.0])
     options = {"compute_score_fn": lambda stats: next(scores), "stop_fn": lambda score: score >= 9.0}
     first = trainer_of(kind, callbacks=[CheckpointCallback(folder)], **options)
@@ -254,7 +254,7 @@ def test_a_run_that_stop_fn_ended_goes_on_until_max_epoch(kind, folder, straight
     assert bits(again) == straight[kind]
 
 
-def test_checkpoint_callback_saves_prunes_and_is_enough_to_go_on(folder, straight):
+def test_checkpoint_callback_saves_prunes_and_suffices_to_resume(folder, straight):
     first = trainer_of("off", max_epoch=2, callbacks=[CheckpointCallback(folder, num_to_keep=1)])
     first.run()
     assert [path.name for path in folder.iterdir()] == ["step_000000000032"]

@@ -146,7 +146,7 @@ def test_an_option_that_a_run_keeps_is_refused_by_name_and_nothing_changes(share
 
 
 @pytest.mark.parametrize("kind", ["sac", WITH_ATOMS, "ppo"])
-def test_options_whose_state_goes_on_are_named_by_each_algorithm(kind):
+def test_options_with_adapted_state_are_named_by_each_algorithm(kind):
     before = get_config(kind).environment("CartPole-v1")
     name = before.first_values[0]
     after = before.copy().training(**{name: 0.75 if kind != WITH_ATOMS else 7})
@@ -154,7 +154,7 @@ def test_options_whose_state_goes_on_are_named_by_each_algorithm(kind):
         check_changes(option_changes(before, after), after.first_values)
 
 
-def test_looking_at_how_a_finished_run_would_go_on_changes_nothing(folder):
+def test_planning_the_resume_of_a_finished_run_changes_nothing(folder):
     path = run_of(folder).path
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"scope": "own", "step": 1, "data": {}}\n{"torn')

@@ -330,7 +330,7 @@ def test_two_kinds_of_trainers_alternate_in_a_zip_as_if_alone():
         assert learned(alone) == learned(trainer)
 
 
-def test_a_score_that_is_no_number_at_all_is_told():
+def test_a_score_of_another_type_than_a_number_is_refused():
     with pytest.raises(TypeError, match="compute_score_fn returned None; it must return a number"):
         trainer_of("on", compute_score_fn=lambda stats: None).run()
 

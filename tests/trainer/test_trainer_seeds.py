@@ -66,7 +66,7 @@ def test_seeds_keep_their_bits_side_by_side_and_fail_alone(tmp_path: Path) -> No
 
 
 @pytest.mark.faults
-def test_a_stop_lets_runs_end_where_they_can_go_on(tmp_path: Path) -> None:
+def test_a_stop_ends_runs_where_they_can_be_resumed(tmp_path: Path) -> None:
     far: list[int] = []
     ended = []
     for event in run_seeds(config(10**7), [0, 2, 3], jobs=2, root=tmp_path, wants_stop=lambda: bool(far)):

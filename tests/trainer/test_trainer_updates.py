@@ -90,12 +90,12 @@ def test_a_loss_that_is_not_finite_is_reported_with_its_step_and_sample(kind, at
     np.testing.assert_array_equal(trainer.bad_batch["obs"], samples[at - 1])
 
 
-def test_random_steps_for_the_whole_run_are_told_at_construction():
+def test_random_steps_for_the_whole_run_are_a_warning():
     with pytest.warns(UserWarning, match="learning_starts=48 is not below the 48 steps of the run"):
         off(learning_starts=48)
 
 
-def test_nothing_to_restore_from_is_told_as_such():
+def test_restoring_from_no_checkpoint_is_refused():
     with pytest.raises(ValueError, match="path=None: there is no checkpoint to continue from"):
         restore_trainer(off(), None)
 
@@ -110,7 +110,7 @@ def test_a_buffer_with_another_discount_is_refused_at_construction():
 
 
 @pytest.mark.parametrize("returned", [False, True, 1, ""])
-def test_a_callback_that_returns_neither_none_nor_a_reason_is_told(returned):
+def test_a_callback_that_returns_neither_none_nor_a_reason_is_refused(returned):
     class Returns(Callback):
         def on_collect_end(self, event):
             return returned

@@ -144,7 +144,7 @@ def test_the_last_words_of_the_command_doubt_the_best_return(finals, how, monkey
 
 
 @pytest.mark.long
-def test_where_every_trial_fails_the_reason_is_told(tmp_path):
+def test_a_search_whose_trials_all_fail_says_why(tmp_path):
     broken = {**SMALL, "environment.env_config": {"no_such_option": 1}}
     with pytest.raises(RuntimeError, match=r"no trial came to its end.*no_such_option"):
         tune("ppo", "CartPole-v1", trials=1, root=tmp_path, **{**OPTIONS, "settings": broken})
@@ -183,7 +183,7 @@ def trials_of(folder):
 
 @pytest.mark.faults
 @pytest.mark.timeout(900)
-def test_a_search_that_is_interrupted_ends_in_order_and_goes_on(tmp_path):
+def test_an_interrupted_search_ends_in_order_and_can_be_continued(tmp_path):
     """Ctrl-C reaches all processes of a terminal, `kill -INT` the command alone: with both no trial is cut short."""
     steps = {"reporting.total_steps": 2_000, "reporting.steps_per_epoch": 2_000}  # one evaluation, at the end
     words = [sys.executable, "-m", "lockstep.cli", "tune", "ppo", "CartPole-v1", "--trials=3", "--no-recipe"]
