@@ -85,8 +85,11 @@ class AgentEnvAdapter(ABC):
         received. None if it is not recorded."""
         self.to_act: dict[AgentID, Any] = {}
         self._spaces: dict[AgentID, Any] = {}
+        """Observation space of each agent, as the environment declares it."""
         self._forms: dict[AgentID, ObservationForm] = {}
+        """Checks and copies of each agent's observations. Made again if an agent's space is another object."""
         self._watches: dict[AgentID, BoundsWatch] = {}
+        """Comparison of each agent's observations with their bounds, over the first episodes."""
         self.transform_observations: ObservationTransform | None = None
         """Function that transforms observations before they are stored and acted on; None stores them unchanged."""
 

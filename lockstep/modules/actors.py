@@ -336,7 +336,7 @@ class PlainPolicy:
 
         self._dist = module.action_dist_cls.dist_class
         self._num_actions = module.action_dist_cls.noise_size
-        self._mean_of_array = module.mean_of_array if isinstance(module, DistributionalQModule) else None
+        self._mean_of_array = getattr(module, "mean_of_array", None)  # of a distribution over returns
         log_std = getattr(module, "log_std", None)
         self.log_std = None if log_std is None else _array(log_std)
         self._log_std_bounds = getattr(module, "log_std_bounds", None)

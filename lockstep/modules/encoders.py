@@ -65,6 +65,9 @@ class Features(nn.Module):
     """Base class of modules that turn one leaf or branch of an observation into features `[N, output_size]`."""
 
     output_size: int
+    """Number of features."""
+    has_dense_layers = False
+    """True if the last layers are dense, so that an encoder adds no others."""
 
     def __init__(self, space: Space[Any]) -> None:
         super().__init__()
@@ -136,6 +139,8 @@ class ImageFeatures(Features):
     The default for 36 x 36 pixels and more is the network of Mnih et al. 2015, "Human-level control through deep
     reinforcement learning", where images have 84 x 84. `encoder="impala"` is the large network of Espeholt et al. 2018.
     """
+
+    has_dense_layers = True
 
     def __init__(self, space: spaces.Box, config: ModelConfig) -> None:
         super().__init__(space)
@@ -378,7 +383,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.space = space
         self.features = make_features(space, config)
-        widths: Sequence[int] = () if isinstance(self.features, ImageFeatures) else config.hiddens
+        widths: Sequence[int] = () if self.features.has_dense_layers else config.hiddens
         gain = config.hidden_gain if config.orthogonal_init else None
         self.mlp = make_mlp(
             self.features.output_size, widths, config.activation, gain, config.noisy_sigma, config.layer_norm
