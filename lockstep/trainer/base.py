@@ -36,7 +36,6 @@ from lockstep.tracking.statistics import (
 from lockstep.tracking.totals import Totals
 from lockstep.trainer.callbacks import (
     Callback,
-    CheckpointCallback,
     CheckpointSaved,
     CollectEnd,
     EpochEnd,
@@ -134,9 +133,10 @@ class BaseTrainer(ABC):
     def __init__(self, policy: Policy, options: RunOptions) -> None:
         self.policy = policy
         self.train_collector: CollectorLike | None = None
-        self.collects = isinstance(options, CollectOptions)
+        self.collects = False
         """Whether the trainer collects its data."""
         if isinstance(options, CollectOptions):
+            self.collects = True
             self.train_collector = options.train_collector
             self.step_per_collect = options.step_per_collect
             self.episode_per_collect = options.episode_per_collect
@@ -166,7 +166,7 @@ class BaseTrainer(ABC):
             warnings.warn("test_in_train=True is off: it needs a test_collector and a stop_fn", stacklevel=3)
 
         # A checkpoint must contain the state of the other callbacks after the same event.
-        savers_last = sorted(options.callbacks, key=lambda callback: isinstance(callback, CheckpointCallback))
+        savers_last = sorted(options.callbacks, key=lambda callback: callback.writes_checkpoints)
         self.callbacks: list[Callback] = [LoggingCallback(self.logger), *savers_last]
         if options.verbose or options.show_progress:
             self.callbacks.append(ProgressDisplay(live=None if options.show_progress else False))
@@ -735,9 +735,9 @@ class BaseTrainer(ABC):
             written = self.save_checkpoint_fn(*self.counters.step_counts)
         path = None if written is None else Path(written)
 
-        # A `CheckpointCallback` records its own checkpoints: a record without path would follow it and hide it. The
-        # checkpoint of an error is not recorded, because a run must not be resumed from such a state.
-        has_saver = any(isinstance(callback, CheckpointCallback) for callback in self.callbacks)
+        # Callbacks record their own checkpoints: a record without path would follow theirs and hide it. The checkpoint
+        # of an error is not recorded, because a run must not be resumed from such a state.
+        has_saver = any(callback.writes_checkpoints for callback in self.callbacks)
         is_error = path is not None and self.stop_reason == "error"
         if (path is not None or not has_saver) and not is_error:
             self.logger.save_data(*self.counters.step_counts, lambda *_: path)

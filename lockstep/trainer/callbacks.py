@@ -38,6 +38,8 @@ class Event:
 
     method: ClassVar[str]
     """Name of the callback's method that handles the event: `on_collect_end` for `CollectEnd`."""
+    is_on_all_ranks: ClassVar[bool] = True
+    """Whether the event occurs at the same time on all ranks of a run."""
     epoch: int
     """Number of the epoch. 0 before the first."""
     env_step: int
@@ -147,6 +149,7 @@ class EvaluationEnd(Event):
 class CheckpointSaved(Event):
     """A checkpoint was written."""
 
+    is_on_all_ranks: ClassVar[bool] = False  # only one rank writes
     path: Path
     """Folder of the checkpoint."""
 
@@ -163,6 +166,7 @@ class EpochEnd(Event):
 class RunEnd(Event):
     """The run has ended."""
 
+    is_on_all_ranks: ClassVar[bool] = False  # an error ends it on one rank alone
     reason: str
     """`max_epoch`, `stop_fn`, `interrupted`, `error`, or the reason that a callback returned."""
     info: InfoStats
@@ -181,6 +185,9 @@ class Callback(EnvironmentCallback):
     the epoch (`EpochStats.metrics`). Events of environments are called in the process that steps them: of this instance
     in the trainer's process, and in each env runner of an instance that it makes from the class in the configuration.
     """
+
+    writes_checkpoints: ClassVar[bool] = False
+    """Whether the callback writes full checkpoints and records them. It is then called after all other callbacks."""
 
     def on_event(self, event: Event) -> Stop:
         """Call the method for the event's class: `on_run_start`, `on_collect_end`, ..."""
@@ -303,6 +310,8 @@ class CheckpointCallback(Callback):
     `restore_trainer(trainer, newest_checkpoint(directory))` continues the run. A trainer with a run's folder writes its
     checkpoints there without this callback.
     """
+
+    writes_checkpoints = True
 
     def __init__(self, directory: str | Path, *, interval: int = 1, num_to_keep: int = 3) -> None:
         self.interval, self.num_to_keep = check_wholes(interval=interval, num_to_keep=num_to_keep)

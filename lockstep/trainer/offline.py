@@ -77,7 +77,7 @@ class OfflineTrainer(BaseTrainer):
         if options.seed is not None:
             self.buffer.seed_streams(options.seed)
 
-    def _prepare_data(self, source: Any) -> Any:
+    def _prepare_data(self, source: object) -> Any:
         """Read the data, process them with the policy's `process_buffer`, and return the result.
 
         Raises:

@@ -12,7 +12,7 @@ from lockstep.options.texts import size_text
 from lockstep.policy.offline_data import check_numbers
 from lockstep.policy.policy import Policy, policy_within_training_step
 from lockstep.policy.tensor_updates import launch_update
-from lockstep.replay import ReplayBuffer, TensorReplay
+from lockstep.replay import ReplayBuffer
 from lockstep.rollout.errors import MalformedBufferError
 from lockstep.tracking.statistics import CollectStatsBase, TrainingStats
 from lockstep.trainer.base import BaseTrainer
@@ -82,7 +82,7 @@ class OffpolicyTrainer(BaseTrainer):
         """
         if self.policy.is_multi_agent:
             raise ValueError("buffer is not allowed with several agents, who begin with nothing; leave it out")
-        if isinstance(self.buffer, TensorReplay):
+        if self.buffer.device is not None:
             raise ValueError("buffer is not allowed with tensor environments, whose replay begins empty; leave it out")
         if len(source) == 0:
             raise MalformedBufferError(

@@ -15,7 +15,7 @@ from lockstep.learner.many.reduction import Reducer
 from lockstep.state.trust import without_signature
 from lockstep.tracking import RunFolder
 from lockstep.tracking.run_folder import CONFIG, RunFolderError
-from lockstep.trainer.callbacks import Callback, CheckpointSaved, Event, RunEnd, RunStart, Stop, TrainerView
+from lockstep.trainer.callbacks import Callback, Event, RunStart, Stop, TrainerView
 
 
 def config_on_ranks(config: AlgorithmConfig, num_ranks: int | None = None) -> AlgorithmConfig:
@@ -87,15 +87,15 @@ class RankSynchronizer(Callback):
         self._trainer: TrainerView | None = None
 
     def on_event(self, event: Event) -> Stop:
-        # Only the first rank saves checkpoints, and a run that failed on one rank ends there alone: a rank that waited
-        # for the others at these events would wait forever.
-        if isinstance(event, CheckpointSaved | RunEnd):
+        if not event.is_on_all_ranks:  # a rank that waited for the others here would wait forever
             return None
-        if isinstance(event, RunStart):
-            self._trainer = event.trainer
+        super().on_event(event)
         reason = None if self._trainer is None else self._trainer.stop_reason
         reasons = self._reducer.gather(reason)
         return next((reason for reason in reasons if reason is not None), None)
+
+    def on_run_start(self, event: RunStart) -> None:
+        self._trainer = event.trainer
 
 
 def find_run_of_job(root: str | Path, config: Mapping[str, Any]) -> Path | None:
