@@ -1,4 +1,4 @@
-"""Tiny environments for the door from Stable-Baselines3."""
+"""Tiny environments for the tests of `lockstep_sb3`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 
 class Copy(gym.Env):
-    """Pays 1 for the action that the observation names; episodes of 10 steps."""
+    """Environment that rewards the action in its observation with 1. Episodes have 10 steps."""
 
     def __init__(self) -> None:
         self.observation_space, self.action_space = spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(2)
@@ -28,7 +28,7 @@ class Copy(gym.Env):
 
 
 class Aim(gym.Env):
-    """Takes away the distance of the action from 1; episodes of 10 steps, in a Box of actions from -2 to 2."""
+    """Environment whose reward is minus the distance of the action from 1. Episodes have 10 steps."""
 
     def __init__(self) -> None:
         self.observation_space, self.action_space = spaces.Box(-1.0, 1.0, (2,)), spaces.Box(-2.0, 2.0, (1,))
@@ -44,7 +44,7 @@ class Aim(gym.Env):
 
 
 class Count(gym.Env):
-    """Counts its steps: the observation is their number times `factor`, the reward is that number; `length` steps."""
+    """Environment that counts its steps. The reward is their number, the observation that number times `factor`."""
 
     def __init__(self, factor: float = 1.0, length: int = 3, terminates: bool = True) -> None:
         self.factor, self.length, self.terminates = factor, length, terminates
@@ -53,22 +53,22 @@ class Count(gym.Env):
     def set_factor(self, factor: float) -> None:
         self.factor = factor
 
-    def _seen(self) -> np.ndarray:
+    def _obs(self) -> np.ndarray:
         return np.array([self.steps * self.factor], np.float32)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.steps = 0
-        return self._seen(), {"seed": seed}
+        return self._obs(), {"seed": seed}
 
     def step(self, action):
         self.steps += 1
         is_over = self.steps == self.length
-        return self._seen(), float(self.steps), is_over and self.terminates, is_over and not self.terminates, {}
+        return self._obs(), float(self.steps), is_over and self.terminates, is_over and not self.terminates, {}
 
 
 class Picture(gym.Env):
-    """An image of 12 x 16 pixels with 3 channels last, all 255 where action 1 pays."""
+    """Environment with an image of 12 x 16 pixels and 3 channels (last), all of value 255. Action 1 is rewarded."""
 
     def __init__(self) -> None:
         self.observation_space, self.action_space = spaces.Box(0, 255, (12, 16, 3), np.uint8), spaces.Discrete(2)

@@ -1,4 +1,4 @@
-"""The algorithms of the door from Stable-Baselines3: they learn, go on, are saved, and refuse what is not there."""
+"""Algorithms of `lockstep_sb3`: they learn, continue, are saved, and refuse options without a counterpart."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def made(kind: str, **more):
 
 
 FAST = ("ppo", "sac")
-"""one on policy, one off policy; the others run with the long tests"""
+"""One on-policy and one off-policy algorithm. The others run with the long tests."""
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind in FAST else pytest.mark.long) for kind in KINDS])

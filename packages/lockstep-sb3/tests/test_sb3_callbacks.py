@@ -1,4 +1,4 @@
-"""Callbacks of the door are called when Stable-Baselines3 calls them, and see what it shows."""
+"""Callbacks of `lockstep_sb3` are called at the events of Stable-Baselines3, with the values that it passes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL = {"net_arch": [8]}
 
 
 class Recorder(BaseCallback):
-    """Writes down what it is called for, and stops after `limit` steps."""
+    """Callback that records the events, and ends training after `limit` steps."""
 
     def __init__(self, limit: int | None = None) -> None:
         super().__init__()
