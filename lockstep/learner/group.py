@@ -424,12 +424,13 @@ class LearnerGroup:
         `inference_only` leaves out the weights that acting does not need. `KeyError` for an unknown component, with
         those that exist.
         """
-        inside, without = _below_learner(components), _below_learner(not_components)
-        if without is not None and "" in without:
+        included = _below_learner(components)
+        excluded = _below_learner(not_components)
+        if excluded is not None and "" in excluded:
             return {}
-        wanted = None if inside is None or "" in inside else inside
+        wanted = None if included is None or "" in included else included
         with self._queue.between_updates():
-            read = methodcaller("get_state", wanted, not_components=without, inference_only=inference_only)
+            read = methodcaller("get_state", wanted, not_components=excluded, inference_only=inference_only)
             return {"learner": self._backend.first(read)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -492,10 +493,10 @@ class LearnerGroup:
 
     def set_checkpoint_folders(self, folders: Mapping[str, dict[str, Any]], component: str | None = None) -> None:
         """Restore all of a checkpoint's folders, or one component. Any number of learners may have written them."""
-        inside = _below_learner(component)
-        chosen = None if inside is None or "" in inside else inside[0]
-        current = {} if chosen is None else self.get_state()["learner"]
-        state = state_to_restore(folders, chosen, current)
+        included = _below_learner(component)
+        learner_component = None if included is None or "" in included else included[0]
+        current = {} if learner_component is None else self.get_state()["learner"]
+        state = state_to_restore(folders, learner_component, current)
         with self._queue.between_updates():
             self._backend.foreach(Learner.set_state, state)
 

@@ -327,7 +327,9 @@ class Learner(Generic[Training]):
         on_host = self.device.type == "cpu"
         compiles = framework.compile is True
         if framework.compile == "auto" and on_host:
-            parameters = [param for entry in self.optimizers for param in entry.flat.params]
+            parameters: list[nn.Parameter] = []
+            for entry in self.optimizers:
+                parameters += entry.flat.params
             compiles = compiling_pays(gradient_steps, rows, parameters)
             compiles = compiles and CompiledUpdate(self).reason_to_run_eagerly() is None
         if compiles and on_host and not has_compiler():
@@ -887,8 +889,9 @@ class Learner(Generic[Training]):
         for module_id in module_ids:
             part = gradients
             if len(module_ids) > 1:
-                entries = self.optimizers.of_module(module_id)
-                part = {param: gradients[param] for entry in entries for param in entry.flat.params}
+                part = {}
+                for entry in self.optimizers.of_module(module_id):
+                    part.update({param: gradients[param] for param in entry.flat.params})
             processed = self.postprocess_gradients_for_module(
                 module_id=module_id, config=self.config_of(module_id), module_gradients_dict=part
             )

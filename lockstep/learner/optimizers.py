@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 import operator
 import warnings
@@ -624,7 +625,9 @@ class OptimizerSet:
                 del self._by_key[key]
             elif len(kept) < len(entry.flat.params):
                 entry.keep_only(kept)
-        self._owner = {id(param): entry for entry in self for param in entry.flat.params}
+        self._owner = {}
+        for entry in self:
+            self._owner.update({id(param): entry for param in entry.flat.params})
 
     def report(
         self,
@@ -692,7 +695,7 @@ class OptimizerSet:
             )
         for entry in self:
             saved = state[entry.key]
-            parameters = [p for group in entry.optimizer.param_groups for p in group["params"]]
+            parameters = _parameters_of(entry.optimizer)
             if len(saved["param_groups"]) != len(entry.optimizer.param_groups):
                 raise ValueError(f"optimizer {entry.key!r} has another number of parameter groups than the state")
             for now, before in zip(entry.optimizer.param_groups, saved["param_groups"]):
@@ -792,7 +795,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, params: Sequence[nn.Parame
         raise ValueError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
     if any(not isinstance(param, Tensor) for param in params):
         raise ValueError("params must be a list of parameters of the module")
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    held = set(map(id, _parameters_of(optimizer)))
     if held != {id(p) for p in params}:
         raise ValueError(
             f"the optimizer holds {len(held)} parameters, params lists {len(params)}, and they are not the same ones; "
@@ -806,5 +809,11 @@ def check_optimizer(optimizer: torch.optim.Optimizer, params: Sequence[nn.Parame
         )
 
 
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Return the parameters of all groups of an optimizer, in order."""
+    return list(itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups))
+
+
 def _copy_of(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of the state of one parameter, with copies of its tensors."""
     return {name: value.clone() if torch.is_tensor(value) else value for name, value in item.items()}

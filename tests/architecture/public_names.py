@@ -37,6 +37,19 @@ RENAMED: dict[str, str] = {
     "lockstep.envs.tensor.arrived_at": "lockstep.envs.tensor.final_observations",
     "lockstep.compat": "lockstep_sb3",
     "lockstep.compat.sb3": "lockstep_sb3",
+    **{
+        f"lockstep.compat.sb3.common.{old}": f"lockstep_sb3.common.{new}"
+        for old, new in (
+            ("base_class.OverSteps", "utils.StepSchedule"),
+            ("base_class.Progress", "base_class.SavedSchedule"),
+            ("base_class.RolloutEnd", "base_class.RolloutEndCallback"),
+            ("base_class.Stopped", "base_class.StopTraining"),
+            ("base_class.normalize_of", "vec_env.wrappers.find_vec_normalize"),
+            ("torch_layers.turned", "torch_layers.with_channels_first"),
+            ("utils.OverSteps", "utils.StepSchedule"),
+            ("vec_env.wrappers.normalize_of", "vec_env.wrappers.find_vec_normalize"),
+        )
+    },
     "lockstep.trainer.run": "lockstep.runs.run",
     "lockstep.trainer.video": "lockstep.runs.video",
     **{

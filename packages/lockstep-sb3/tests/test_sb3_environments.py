@@ -1,4 +1,4 @@
-"""Vector environments, wrappers, `Monitor` and `evaluate_policy` of the door, with their numbers written out."""
+"""Vector environments, wrappers, `Monitor` and `evaluate_policy` of `lockstep_sb3`, with numbers written out."""
 
 from __future__ import annotations
 

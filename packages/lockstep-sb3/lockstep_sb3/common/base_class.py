@@ -31,9 +31,10 @@ from lockstep.tracking import versions
 from lockstep.trainer import Callback, CollectEnd, OffpolicyTrainer, OnpolicyTrainer
 from lockstep_sb3.common import noise
 from lockstep_sb3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, ProgressBarCallback
-from lockstep_sb3.common.env_util import as_vec_env
+from lockstep_sb3.common.env_util import vector_of
 from lockstep_sb3.common.files import DAMAGE
 from lockstep_sb3.common.logger import Logger
+from lockstep_sb3.common.moved import moved_name
 from lockstep_sb3.common.torch_layers import model_config_of
 from lockstep_sb3.common.utils import StepSchedule, set_random_seed
 from lockstep_sb3.common.vec_env import VecNormalize
@@ -184,7 +185,7 @@ class BaseAlgorithm(ABC):
             )
         self.is_cnn = self.policy_name == "CnnPolicy"
         if self._init_setup_model and self.env is not None:
-            self.env = as_vec_env(self.env)
+            self.env = vector_of(self.env)
             self.n_envs = self.env.num_envs
             self.set_up(self.env.observation_space, self.env.action_space)
 
@@ -417,7 +418,8 @@ class BaseAlgorithm(ABC):
         leaf = observation
         if isinstance(space, spaces.Dict):
             name = next(iter(space.spaces))
-            space, leaf = space[name], observation[name]
+            space = space[name]
+            leaf = observation[name]
         is_single = np.shape(leaf) == space.shape
         batch = map_tree(lambda each: np.asarray(each)[None], observation) if is_single else observation
         # In Stable-Baselines3 `action_noise` of TD3 acts in training only.
@@ -449,7 +451,7 @@ class BaseAlgorithm(ABC):
 
     def set_env(self, env: Any, force_reset: bool = True) -> None:
         """Train in other environments, which must have the same spaces and number."""
-        venv = as_vec_env(env)
+        venv = vector_of(env)
         if venv.num_envs != self.n_envs:
             raise ValueError(f"set_env got {venv.num_envs} environments, the model has {self.n_envs}; give as many")
         self.lockstep.acting[DEFAULT_MODULE_ID].check_spaces(venv.observation_space, venv.action_space)
@@ -526,7 +528,7 @@ class BaseAlgorithm(ABC):
             raise ValueError(f"{path} is of {model_class.__name__}, not of {cls.__name__}")
         options = {name: _read_option(name, plain, names) for name, plain in about["options"].items()}
         options |= {**(custom_objects or {}), **kwargs, "device": device, "_init_setup_model": False}
-        model = model_class(about["policy"], None if env is None else as_vec_env(env), **options)
+        model = model_class(about["policy"], None if env is None else vector_of(env), **options)
         model.n_envs = about["n_envs"] if env is None else model.env.num_envs
         model.total[0] = about["total"]
         model.num_timesteps = about["num_timesteps"]
@@ -588,3 +590,18 @@ class SavedSchedule:
     def __call__(self, progress_remaining: float) -> float:
         """Return the value at a remaining progress between 1 and 0."""
         return float(np.interp(progress_remaining, PROGRESS_POINTS, self.values))
+
+
+_MOVED = {
+    "OverSteps": "lockstep_sb3.common.utils:StepSchedule",
+    "Progress": "lockstep_sb3.common.base_class:SavedSchedule",
+    "RolloutEnd": "lockstep_sb3.common.base_class:RolloutEndCallback",
+    "Stopped": "lockstep_sb3.common.base_class:StopTraining",
+    "normalize_of": "lockstep_sb3.common.vec_env.wrappers:find_vec_normalize",
+}
+"""Places of names that have changed."""
+
+
+def __getattr__(name: str) -> Any:
+    """Return an object by its old name."""
+    return moved_name(__name__, name, _MOVED)

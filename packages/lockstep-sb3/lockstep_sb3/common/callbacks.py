@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from rich.progress import Progress
 
-from lockstep_sb3.common.env_util import as_vec_env
+from lockstep_sb3.common.env_util import vector_of
 from lockstep_sb3.common.evaluation import evaluate_policy
 from lockstep_sb3.common.vec_env import sync_envs_normalization
 
@@ -215,7 +215,7 @@ class EvalCallback(EventCallback):
     def __post_init__(self) -> None:
         super().__init__(self.callback_after_eval, self.verbose)
         self._add_child(self.callback_on_new_best)
-        self.eval_env = as_vec_env(self.eval_env)
+        self.eval_env = vector_of(self.eval_env)
         self.best_mean_reward = self.last_mean_reward = -np.inf
         self.evaluations: dict[str, list[Any]] = {"timesteps": [], "results": [], "ep_lengths": []}
 

@@ -68,7 +68,7 @@ def make_atari_env(env_id: str | Callable[..., gym.Env], n_envs: int = 1, seed: 
     return make_vec_env(env_id, n_envs, seed, wrapper_class=AtariWrapper, **more)
 
 
-def as_vec_env(env: Any) -> Any:
+def vector_of(env: Any) -> Any:
     """Return a vector environment made of an id or of an environment. A vector environment is returned unchanged."""
     if isinstance(env, VecEnv):
         return env

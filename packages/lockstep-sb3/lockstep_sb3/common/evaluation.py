@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep_sb3.common.env_util import as_vec_env
+from lockstep_sb3.common.env_util import vector_of
 
 
 def evaluate_policy(
@@ -28,7 +28,7 @@ def evaluate_policy(
     the vector environment change them. Raises `AssertionError` if the mean is not above `reward_threshold`. `warn` has
     no effect.
     """
-    venv = as_vec_env(env)
+    venv = vector_of(env)
     episodes_left = np.array([(n_eval_episodes + i) // venv.num_envs for i in range(venv.num_envs)])
     episodes: list[dict[str, Any]] = []
     observations = venv.reset()

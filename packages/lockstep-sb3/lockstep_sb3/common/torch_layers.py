@@ -10,6 +10,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from lockstep.modules import is_image
+from lockstep_sb3.common.moved import moved_name
 
 ACTIVATIONS: dict[type, str] = {nn.Tanh: "tanh", nn.ReLU: "relu", nn.GELU: "gelu", nn.SiLU: "silu", nn.ELU: "elu"}
 """Names of activations in Lockstep, by their torch class."""
@@ -122,3 +123,14 @@ def model_config_of(
     if has_q:
         model["critic_hiddens"] = critic
     return model
+
+
+_MOVED = {
+    "turned": "lockstep_sb3.common.torch_layers:with_channels_first",
+}
+"""Places of names that have changed."""
+
+
+def __getattr__(name: str) -> Any:
+    """Return an object by its old name."""
+    return moved_name(__name__, name, _MOVED)

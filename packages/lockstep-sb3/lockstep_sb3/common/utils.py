@@ -3,9 +3,12 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+
+from lockstep_sb3.common.moved import moved_name
 
 
 def set_random_seed(seed: int, using_cuda: bool = False) -> None:
@@ -43,3 +46,12 @@ class StepSchedule:
     def __call__(self, step: int) -> float:
         progress_remaining = max(0.0, 1.0 - step / self.total[0]) if self.total[0] else 1.0
         return float(self.function(progress_remaining))
+
+
+_MOVED = {"OverSteps": "lockstep_sb3.common.utils:StepSchedule"}
+"""Places of names that have changed."""
+
+
+def __getattr__(name: str) -> Any:
+    """Return an object by its old name."""
+    return moved_name(__name__, name, _MOVED)

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from lockstep.modules import is_image
 from lockstep.ops import RunningMoments
 from lockstep_sb3.common.files import naming_damage
+from lockstep_sb3.common.moved import moved_name
 from lockstep_sb3.common.torch_layers import channels_last
 from lockstep_sb3.common.vec_env.base_vec_env import VecEnv, VecEnvStepReturn, VecEnvWrapper
 
@@ -160,3 +161,14 @@ def sync_envs_normalization(env: VecEnv, eval_env: VecEnv) -> None:
     if source is not None and target is not None:
         target.obs_rms.set_state(source.obs_rms.get_state())
         target.ret_rms.set_state(source.ret_rms.get_state())
+
+
+_MOVED = {
+    "normalize_of": "lockstep_sb3.common.vec_env.wrappers:find_vec_normalize",
+}
+"""Places of names that have changed."""
+
+
+def __getattr__(name: str) -> Any:
+    """Return an object by its old name."""
+    return moved_name(__name__, name, _MOVED)
