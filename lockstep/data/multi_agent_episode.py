@@ -676,16 +676,11 @@ class MultiAgentEpisode:
             if agent not in new_data:
                 raise KeyError(f"new_data has no agent {agent!r}; it has {[*new_data]}")
             steps = self._agents[agent]
-            if not env_steps:
-                positions = steps.own_positions(name, at_indices, neg_index_as_lookback, False)
-            else:
-                # A time that was named for this agent must have data; a slice skips times without data.
+            if env_steps:
                 is_named = has_value.get(agent, np.full(len(times), is_single))
-                positions = steps.positions_at(name, times, self.env_t_started - self._lookback)
-                lacking = times[is_named & (positions < 0)]
-                if len(lacking):
-                    raise IndexError(f"agent {agent!r} has no {name} at t={lacking[0]}, which cannot be set")
-                positions = positions[is_named if return_list else positions >= 0]
+                positions = self._positions_to_set(steps, name, times, is_named)
+            else:
+                positions = steps.own_positions(name, at_indices, neg_index_as_lookback, False)
 
             rows = stack_rows(name, [new_data[agent]]) if is_single else as_rows(new_data[agent], name)
             if num_items(rows) != len(positions):
@@ -696,6 +691,21 @@ class MultiAgentEpisode:
 
         for steps, column, pending_value in changes:
             steps.store(name, key, column, pending_value, self.env_t)
+
+    def _positions_to_set(self, steps: AgentSteps, name: str, times: np.ndarray, is_named: np.ndarray) -> np.ndarray:
+        """Return the positions of an agent's values at env `times`.
+
+        `is_named` marks the times that the caller has named for this agent, one by one. The agent must have a value
+        there. If no time is named, as for a slice, times without a value are skipped.
+
+        Raises:
+            IndexError: the agent has no value at a named time.
+        """
+        positions = steps.positions_at(name, times, self.env_t_started - self._lookback)
+        missing = times[is_named & (positions < 0)]
+        if len(missing):
+            raise IndexError(f"agent {steps.agent!r} has no {name} at t={missing[0]}, which cannot be set")
+        return positions[is_named if is_named.any() else positions >= 0]
 
     # ---- pieces ------------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ def write(graph: ActingGraph, path: Path, file_format: Format) -> None:
                 verbose=False,
             )
         except Exception as error:
-            raise _no_onnx_form(graph, error) from error
+            raise _no_onnx_form(type(graph.module).__name__, error) from error
         _name_batch_dimension(onnx_program.model)
         onnx_program.save(path)
 
@@ -162,11 +162,11 @@ def _name_batch_dimension(model: Any) -> None:
         value.shape = ir.Shape(["batch", *row_shape])
 
 
-def _no_onnx_form(graph: ActingGraph, error: Exception) -> ExportError:
+def _no_onnx_form(network: str, error: Exception) -> ExportError:
     """Return an error that names the operations that ONNX lacks, which torch's message has somewhere in its text."""
     names = re.findall(r"\b(?:aten|prims?|lockstep|torchvision)[.:]+\w+", str(error))
     operations = ", ".join(sorted(set(names))) or str(error).strip().splitlines()[0]
     return ExportError(
-        f"{type(graph.module).__name__} cannot be written as ONNX: {operations} has no ONNX form; compute it with "
+        f"{network} cannot be written as ONNX: {operations} has no ONNX form; compute it with "
         'other operations, or export with format="torch"'
     )

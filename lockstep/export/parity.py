@@ -110,7 +110,7 @@ class Proof:
         Raises:
             ExportError: the artefact acts differently from the policy.
         """
-        with _frames(self.graph.observation_space, make_envs, self.parity) as frames:
+        with self._frames(make_envs) as frames:
             obs, begins, rewards = next(frames)
             num_rows = len(begins)
             self._state = self.policy.get_initial_state(num_rows) if self.policy.is_stateful else None
@@ -236,6 +236,62 @@ class Proof:
             "or depends on the number of rows cannot be exported. Nothing was written"
         )
 
+    # -- observations ---
+
+    @contextmanager
+    def _frames(self, make_envs: Callable[[int], VectorBoundary] | None) -> Iterator[Frames]:
+        """Yield frames of the environment, or random frames if no environment can be made. The result says which."""
+        envs: Any = None
+        if make_envs is not None:
+            try:
+                envs = make_envs(NUM_ENVS)
+            except Exception:  # the user's own environment, on a machine where it may not run
+                envs = None
+        if envs is None:
+            self.parity.source = "random"
+            yield _random_frames(self.graph.observation_space)
+            return
+        with envs:
+            yield self._environment_frames(envs)
+
+    @staticmethod
+    def _environment_frames(envs: VectorBoundary) -> Frames:
+        """Yield the frames of environments that take the actions that are sent."""
+        obs = envs.reset(list(range(SEED, SEED + envs.num_envs)))
+        begins = np.ones(envs.num_envs, bool)
+        rewards = np.zeros(envs.num_envs)
+        while True:
+            # Copies, since environments may reuse their arrays.
+            actions = yield map_tree(np.copy, obs), begins, rewards
+            step = envs.step(actions)
+            obs = step.obs
+            rewards = step.rewards.copy()
+            begins = np.zeros(envs.num_envs, bool)
+            if step.valid is not None:
+                begins |= ~step.valid
+            if step.final_obs is not None:
+                begins[step.final_obs[0]] = True
+
+
+def _random_frames(space: Space[Any]) -> Frames:
+    """Yield samples of a space with random rewards and ends of episodes."""
+    batched = batch_space(space, NUM_RANDOM_ROWS)
+    batched.seed(SEED)
+    rng = np.random.default_rng(SEED)
+    begins = np.ones(NUM_RANDOM_ROWS, bool)
+    while True:
+        obs = map_tree(_limited, batched.sample())
+        yield obs, begins, rng.standard_normal(NUM_RANDOM_ROWS)
+        begins = rng.random(NUM_RANDOM_ROWS) < EPISODE_END_RATE
+
+
+def _limited(leaf: np.ndarray) -> np.ndarray:
+    """Return samples with floats of at most `LARGEST_RANDOM_VALUE`. A space with huge bounds samples huge numbers."""
+    if leaf.dtype.kind != "f":
+        return leaf
+    is_large = np.abs(leaf) > LARGEST_RANDOM_VALUE
+    return np.where(is_large, np.fmod(leaf, LARGEST_RANDOM_VALUE), leaf).astype(leaf.dtype)
+
 
 def _pairs(expected: Tree, actions: Tree) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Iterate over (policy's leaf, artefact's leaf) of actions; `ExportError` if the shapes differ."""
@@ -257,61 +313,3 @@ def _differing(expected: Tree, actions: Tree) -> np.ndarray:
             is_equal = a == b
         rows.append(~is_equal.reshape(len(a), -1).all(1))
     return np.any(rows, axis=0)
-
-
-# -- observations ---
-
-
-@contextmanager
-def _frames(space: Space[Any], make_envs: Callable[[int], VectorBoundary] | None, parity: Parity) -> Iterator[Frames]:
-    """Yield frames of the environment, or random frames if no environment can be made. `parity.source` says which."""
-    envs: Any = None
-    if make_envs is not None:
-        try:
-            envs = make_envs(NUM_ENVS)
-        except Exception:  # the user's own environment, on a machine where it may not run
-            envs = None
-    if envs is None:
-        parity.source = "random"
-        yield _random_frames(space)
-        return
-    with envs:
-        yield _environment_frames(envs)
-
-
-def _environment_frames(envs: VectorBoundary) -> Frames:
-    """Yield the frames of environments that take the actions that are sent."""
-    obs = envs.reset(list(range(SEED, SEED + envs.num_envs)))
-    begins = np.ones(envs.num_envs, bool)
-    rewards = np.zeros(envs.num_envs)
-    while True:
-        # Copies, since environments may reuse their arrays.
-        actions = yield map_tree(np.copy, obs), begins, rewards
-        step = envs.step(actions)
-        obs = step.obs
-        rewards = step.rewards.copy()
-        begins = np.zeros(envs.num_envs, bool)
-        if step.valid is not None:
-            begins |= ~step.valid
-        if step.final_obs is not None:
-            begins[step.final_obs[0]] = True
-
-
-def _random_frames(space: Space[Any]) -> Frames:
-    """Yield samples of a space with random rewards and ends of episodes."""
-    batched = batch_space(space, NUM_RANDOM_ROWS)
-    batched.seed(SEED)
-    rng = np.random.default_rng(SEED)
-    begins = np.ones(NUM_RANDOM_ROWS, bool)
-    while True:
-        obs = map_tree(_limited, batched.sample())
-        yield obs, begins, rng.standard_normal(NUM_RANDOM_ROWS)
-        begins = rng.random(NUM_RANDOM_ROWS) < EPISODE_END_RATE
-
-
-def _limited(leaf: np.ndarray) -> np.ndarray:
-    """Return samples with floats of at most `LARGEST_RANDOM_VALUE`. A space with huge bounds samples huge numbers."""
-    if leaf.dtype.kind != "f":
-        return leaf
-    is_large = np.abs(leaf) > LARGEST_RANDOM_VALUE
-    return np.where(is_large, np.fmod(leaf, LARGEST_RANDOM_VALUE), leaf).astype(leaf.dtype)
