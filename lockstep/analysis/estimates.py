@@ -372,7 +372,7 @@ def _fitted_values(
     steps = _RecordedSteps.of(episodes)
     # Features are computed from observations as the network gets them, for instance normalised.
     pipeline = target.part.connectors.obs
-    inputs = _flat(pipeline.observation_space or target.part.seen_space, pipeline(steps.obs))
+    inputs = _flat(pipeline.observation_space or target.part.stored_observation_space, pipeline(steps.obs))
     if target.num_actions is not None:
         fit, value = target.discrete_regression(steps, inputs, gamma, num_features, streams)
     else:

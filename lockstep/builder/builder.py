@@ -101,7 +101,7 @@ class Builder:
             num_frames = part.connectors.num_frames
             # Frames of a stack are stored once and put together when they are sampled.
             stores_once = section.ignore_obs_next or num_frames > 1
-            row_bytes += row_nbytes(part.seen_space, part.module.action_space, stores_once, num_frames)
+            row_bytes += row_nbytes(part.stored_observation_space, part.module.action_space, stores_once, num_frames)
             row_bytes += sum(leaf.nbytes for leaf in part.get_initial_state(1).values())
         needed = section.capacity * row_bytes
         if section.storage == "memory" and needed > available:

@@ -146,7 +146,7 @@ class ActingPolicy:
         return self.connectors.recorded
 
     @property
-    def seen_space(self) -> Any:
+    def stored_observation_space(self) -> Any:
         """Space of the observations that are stored and acted on: the output space of `recorded`."""
         return self.observation_space if self.recorded.is_identity else self.recorded.observation_space
 

@@ -169,12 +169,12 @@ def _check_rows(source: OfflineData, part: ActingPolicy, required: tuple[str, ..
         raise MalformedBufferError(
             f"{part.config.algorithm} needs the column {missing[0]!r}; the offline data have {sorted(row)}"
         )
-    expected = shapes_of_space(part.seen_space)
+    expected = shapes_of_space(part.stored_observation_space)
     for name in (Columns.OBS, Columns.NEXT_OBS):
         if name in row and _dims(shapes_of_rows(name, row[name])) != _dims(expected):
             raise MalformedBufferError(
                 f"column {name!r} of the offline data has rows of {shapes_of_rows(name, row[name])}, the policy's "
-                f"observations are {part.seen_space}"
+                f"observations are {part.stored_observation_space}"
             )
 
 

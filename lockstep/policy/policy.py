@@ -318,9 +318,16 @@ class Policy:
         return self._sole_part("to_env").to_env(actions)
 
     @property
-    def seen_space(self) -> Any:
+    def stored_observation_space(self) -> Any:
         """Space of the observations that are stored and acted on; for a single agent only."""
-        return self._sole_part("seen_space").seen_space
+        return self._sole_part("stored_observation_space").stored_observation_space
+
+    @property
+    def seen_space(self) -> Any:
+        """Value of `stored_observation_space`, the present name of this property."""
+        message = "Policy.seen_space has a new name: read stored_observation_space"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return self.stored_observation_space
 
     def _sole_part(self, name: str) -> ActingPolicy:
         """Return the acting part of a single agent.
@@ -362,7 +369,7 @@ class Policy:
         for module_id, agents in agents_of.items():
             part = self.acting[module_id]
             stored = [self._stored_form(agent, part, observations[agent], rewards.get(agent)) for agent in agents]
-            obs = stack_observations(part.seen_space, stored)
+            obs = stack_observations(part.stored_observation_space, stored)
             before = None
             if part.is_stateful:
                 initial = {name: leaf[0] for name, leaf in part.get_initial_state(1).items()}
@@ -578,7 +585,7 @@ class Policy:
             return 1
         row_bytes = 0
         for part in self.acting.values():
-            obs = create_empty_array(part.seen_space)
+            obs = create_empty_array(part.stored_observation_space)
             row_bytes += 2 * sum(leaf.nbytes for leaf in leaves(obs))  # observations and next observations
         row_bytes *= max((source.rows_of_sample for source in sources), default=1)
         return min(MAX_STEPS_PER_DRAW, max(1, MAX_BYTES_PER_DRAW // (sample_size * row_bytes)))

@@ -384,7 +384,7 @@ class AgentStepper(Stepper):
         """
         part = self._part_of(module_id, rows[0][1])
         random = self.mode.random
-        obs = stack_observations(part.seen_space, [self.adapters[b].to_act[agent] for b, agent in rows])
+        obs = stack_observations(part.stored_observation_space, [self.adapters[b].to_act[agent] for b, agent in rows])
         noise = None
         if self._noise:
             envs = [b for b, _ in rows]
@@ -406,7 +406,7 @@ class AgentStepper(Stepper):
 
     def _random_actions(self, module_id: str, part: ActingPart, obs: Tree, rows: Rows) -> np.ndarray:
         """Return random actions, as learned from. Each environment and module has a random stream of its own."""
-        masks = masks_in(obs, part.seen_space, part.random_space)
+        masks = masks_in(obs, part.stored_observation_space, part.random_space)
         actions = []
         for i, (b, _) in enumerate(rows):
             rng = self.streams.numpy(f"random_actions/{self.rows.start + b}/{module_id}")

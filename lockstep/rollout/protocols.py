@@ -69,7 +69,7 @@ class ActingPart(ActingLike, Protocol):
         them."""
 
     @property
-    def seen_space(self) -> Any:
+    def stored_observation_space(self) -> Any:
         """Space of the observations that are stored and acted on."""
 
     @property

@@ -218,7 +218,7 @@ def previous_actions(observation_space, action_space):
 def test_connectors_see_the_action_before_in_one_vector():
     config = config_of(env_runners={"env_to_module_connector": previous_actions, "num_envs_per_env_runner": 3})
     policy = config.build_policy()
-    store = RolloutStore(4, 3, policy.seen_space, policy.action_space)
+    store = RolloutStore(4, 3, policy.stored_observation_space, policy.action_space)
     Collector(policy, config.make_envs(3), store, exploration_noise=True, seed=3).collect(12)
     seen = store.trajectories().obs["previous_actions"]
     assert seen.shape == (4, 3, 3 + 1 + 2 + 3)

@@ -191,7 +191,7 @@ class Shorter(Connector):
 
 def collected(policy, steps=64):
     env = make_vector(policy.config.environment.env, num_envs=2)
-    store = RolloutStore(steps, 2, policy.seen_space, env.action_space)
+    store = RolloutStore(steps, 2, policy.stored_observation_space, env.action_space)
     Collector(policy, env, store, exploration_noise=True, seed=1).collect(n_step=steps)
     return store.trajectories()
 

@@ -89,7 +89,7 @@ def move(policy: Policy) -> None:
         for parameter in part.module.parameters():
             parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
         if part.connectors.obs.has_statistics:
-            space = batch_space(part.seen_space, 50)
+            space = batch_space(part.stored_observation_space, 50)
             space.seed(1)
             part.connectors.update(as_plain(space.sample()), None)
 

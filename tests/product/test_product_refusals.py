@@ -61,7 +61,7 @@ def seen_through(connector, **learners):
 
 def collecting(config):
     policy = config.build_policy()
-    store = RolloutStore(4, 2, policy.seen_space, policy.action_space)
+    store = RolloutStore(4, 2, policy.stored_observation_space, policy.action_space)
     Collector(policy, config.make_envs(2), store).collect(n_step=8)
 
 

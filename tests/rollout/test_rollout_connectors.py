@@ -103,7 +103,7 @@ def config_of(config=None, **runners):
 def test_a_custom_pipeline_acts_equally_by_hand_in_collectors_and_runners():
     config = config_of()
     policy = config.build_policy()
-    assert list(policy.seen_space) == ["picture", "room", "speed", "previous_actions", "previous_rewards"]
+    assert list(policy.stored_observation_space) == ["picture", "room", "speed", "previous_actions", "previous_rewards"]
     sent = []
 
     class Noting(PictureEnv):
@@ -112,7 +112,7 @@ def test_a_custom_pipeline_acts_equally_by_hand_in_collectors_and_runners():
             return super().step(action)
 
     env = make_vector(LightSyncVectorEnv([Noting]))
-    collector = Collector(policy, env, RolloutStore(8, 1, policy.seen_space, env.action_space), seed=1)
+    collector = Collector(policy, env, RolloutStore(8, 1, policy.stored_observation_space, env.action_space), seed=1)
     collector.streams.seeds = lambda name, number: [5] * number
     collector.collect(n_step=20)
     assert play(policy) == sent
@@ -124,16 +124,18 @@ def test_a_custom_pipeline_acts_equally_by_hand_in_collectors_and_runners():
 def test_m_runners_give_the_rows_of_one_collector():
     config, spaces = config_of(), (PictureEnv.observation_space, PictureEnv.action_space)
     policy = config.build_policy()
-    policy.connectors.obs.update(map_tree(lambda leaf: leaf[None] + leaf.dtype.type(1), policy.seen_space.sample()))
+    policy.connectors.obs.update(
+        map_tree(lambda leaf: leaf[None] + leaf.dtype.type(1), policy.stored_observation_space.sample())
+    )
     group = EnvRunnerGroup(ManyRunners(partial(config.build_env_runner, spaces), 2), config.env_runners)
     group.set_weights(policy.acting_weights())
     collector = config_of().env_runners(num_envs_per_env_runner=4).build_collector(policy)
-    collector.buffer = RolloutStore(10, 4, policy.seen_space, policy.action_space)
+    collector.buffer = RolloutStore(10, 4, policy.stored_observation_space, policy.action_space)
     for _ in range(2):
         collector.buffer.clear()
         collector.collect(n_step=40)
         fragments = group.sample(40)
-    store = rollout_of(fragments, policy.seen_space, policy.action_space)
+    store = rollout_of(fragments, policy.stored_observation_space, policy.action_space)
     mine, theirs = collector.buffer.trajectories(), store.trajectories()
     for name in ("obs", "actions", "rewards", "bootstrap_obs"):
         for left, right in zip(leaves(getattr(mine, name)), leaves(getattr(theirs, name)), strict=True):
