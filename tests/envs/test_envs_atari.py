@@ -126,7 +126,7 @@ def test_replay_stores_each_frame_once_and_returns_gymnasiums_stacks(capacity):
 
 
 def gymnasiums_stacks(actions):
-    """Return what is seen before each action, the actions that end an episode, and what is seen after each."""
+    """Return the stack before each action, the actions that end an episode, and the stack after each."""
     env = reference(stack=4, max_num_frames_per_episode=120)
     seen, ends, after = [env.reset()[0]], set(), []
     for t, action in enumerate(actions):

@@ -1,4 +1,4 @@
-"""What `make_vector` takes and what it says to wrong input; EnvPool and native vectors by id."""
+"""Arguments of `make_vector` and its errors; EnvPool and native vectors by id."""
 
 import importlib
 import sys
@@ -18,7 +18,7 @@ from lockstep.envs.toys.counting import CountingEnv, CountingVectorEnv
 
 EPISODE = ((2, "truncate"),)
 FINISHED = CountingEnv(EPISODE)
-"""a finished environment, which no name stands for"""
+"""A finished environment, which has no name."""
 
 
 def counting_vector():
@@ -279,7 +279,7 @@ def test_every_kind_of_env_becomes_a_boundary_with_the_registered_limit(made, ba
 
 
 def test_seeds_are_used_at_an_explicit_reset_only():
-    """After the first episode the generator goes on: two episodes of one seeded run differ, two seeded runs do not."""
+    """The generator continues after an episode: two episodes of a seeded run differ, two seeded runs are equal."""
     boundary = make_vector("CartPole-v1", num_envs=2)
 
     def firsts():

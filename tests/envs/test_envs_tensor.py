@@ -28,7 +28,7 @@ def random_actions(env, generator):
 
 
 def play(env, num_steps, seed=0):
-    """Return all that `num_steps` random steps gave."""
+    """Return the results of `num_steps` random steps."""
     generator = torch.Generator().manual_seed(seed)
     return [env.step(random_actions(env, generator)) for _ in range(num_steps)]
 
@@ -553,8 +553,8 @@ def test_gymnaxs_cartpole_is_ours():
 # -- memory that a subclass hands on ---
 
 
-class HandedOn(TensorEnv):
-    """A place that moves on, beside a goal that stays in an episode. It hands on what it can, as it is."""
+class UncopiedState(TensorEnv):
+    """Position that moves in every step, and goal of an episode. Returns tensors of the state without copies."""
 
     num_draws = 1
     time_limit = 3
@@ -582,14 +582,14 @@ class HandedOn(TensorEnv):
         return torch.stack([state["place"], state["goal"], state["last_place"]], -1)
 
 
-class ObservesInto(HandedOn):
+class ObservesInto(UncopiedState):
     """The same, whose observations are always the same tensor."""
 
     def observe(self, state):
         return torch.stack([state["place"], state["goal"], state["last_place"]], -1, out=self.buffer)
 
 
-class ObservesState(HandedOn):
+class ObservesState(UncopiedState):
     """The same, whose observations are part of its state."""
 
     def make_state(self):
@@ -608,7 +608,7 @@ class ObservesState(HandedOn):
         return state["seen"]
 
 
-@pytest.mark.parametrize("make", [HandedOn, ObservesInto, ObservesState])
+@pytest.mark.parametrize("make", [UncopiedState, ObservesInto, ObservesState])
 def test_a_step_returns_the_final_observation_of_its_own_episode(make):
     env = make(4, seed=0)
     obs, time = env.reset(seed=1), 0

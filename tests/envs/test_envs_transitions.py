@@ -40,13 +40,13 @@ BACKENDS = {
     "native_plain_final": lambda mode: CountingVectorEnv(NUM_ENVS, EPISODES, mode, plain_final_obs=True),
 }
 INVALID = {"async_pipes", "sync_wrapped", "native"}
-"""where single rows cannot be reset safely: in NEXT_STEP mode the reset row is told as invalid"""
+"""Back ends that cannot reset single rows safely: in NEXT_STEP mode they mark the reset row as invalid."""
 SAME_STEP_ONLY = ("light", "light_nested", "workers", "workers_nested", "native_plain_final")
 CASES = [(name, mode) for name in BACKENDS for mode in MODES if mode == "SameStep" or name not in SAME_STEP_ONLY]
 
 
 def transitions(boundary, steps, seeds, rng):
-    """The transitions (row, obs, action, reward, next obs, flags), as whoever stores them must read the boundary."""
+    """Yield the transitions (row, obs, action, reward, next obs, flags) that a collector must read from a boundary."""
     obs = map_tree(np.array, boundary.reset(seeds))
     for _ in range(steps):
         actions = rng.integers(0, 4, NUM_ENVS)

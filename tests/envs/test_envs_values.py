@@ -1,4 +1,4 @@
-"""Values that a space cannot hold are refused at every boundary; what it can hold arrives unchanged."""
+"""Values that a space cannot hold are refused at every boundary; all other values arrive unchanged."""
 
 import re
 import warnings
@@ -80,7 +80,7 @@ class PeerVector(NativeVector):
 
 
 def peer_vector(make):
-    """Return a vector that is no gymnasium `VectorEnv`."""
+    """Return a vector that is not a gymnasium `VectorEnv`."""
     inner = PeerVector(make)
 
     class Peer:

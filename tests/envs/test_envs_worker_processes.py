@@ -74,7 +74,7 @@ def test_environments_that_use_torch_start_where_this_process_has_threads(kind, 
 
 
 class Slow(CountingEnv):
-    """Never comes to the end of a step."""
+    """Environment whose step never returns."""
 
     def step(self, action):
         os.write(1, b"stepping\n")

@@ -1,4 +1,4 @@
-"""Steps in worker processes give what the same steps in this process give, through shared memory or pickled."""
+"""Steps in worker processes equal the same steps in this process, through shared memory or pickled."""
 
 import multiprocessing
 import os
@@ -75,7 +75,7 @@ def test_environments_get_actions_of_the_same_types_as_in_this_process(case):
 
 
 def outcome(result):
-    """Return copies of everything that a step tells."""
+    """Return copies of all fields of a step's result."""
     final = result.final_obs and (result.final_obs[0].tolist(), map_tree(np.ndarray.tolist, result.final_obs[1]))
     arrays = (result.obs, result.rewards, result.terminateds, result.truncateds)
     return [map_tree(np.ndarray.tolist, array) for array in arrays], final, result.infos, result.any_done

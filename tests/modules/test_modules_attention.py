@@ -1,4 +1,4 @@
-"""Gated transformer memory: its equations, sequences against single steps, how far it sees, what it refuses."""
+"""Gated transformer memory: its equations, sequences against single steps, its range, and its errors."""
 
 import math
 
