@@ -343,29 +343,34 @@ def _values(values: Iterable[Any]) -> str:
 
 def _times(groups: Sequence[RunGroup], data_of: Mapping[Path, _RunData]) -> str:
     """Return a bar for each run that has ended, divided by the time of its stages."""
-    stages: dict[str, str] = {}
+    colours: dict[str, str] = {}
     rows = []
     for group in groups:
         for run in group.runs:
             summary = data_of[run.path].summary
-            if not summary:
-                continue
-            bars = []
-            for stage, (seconds, share) in stage_seconds(summary).items():
-                colour = stages.setdefault(stage, _STAGE_COLOURS[len(stages) % len(_STAGE_COLOURS)])
-                text = html.escape(f"{stage}: {seconds:.1f} s, {share:.0%}")
-                number = f"{share:.0%}" if share >= 0.07 else ""  # a narrower part has no room for it
-                style = f"width:{100 * share:.2f}%;background:{colour}"
-                bars.append(f'<span style="{style}" title="{text}">{number}</span>')
-            name = f"{_coloured_label(group, groups)}, {html.escape(run.env)}, seed {html.escape(str(run.seed))}"
-            rows.append(f'<div class="run">{name}</div><div class="bar">{"".join(bars)}</div>')
+            if summary:
+                name = f"{_coloured_label(group, groups)}, {html.escape(run.env)}, seed {html.escape(str(run.seed))}"
+                bar = _stage_bar(summary, colours)
+                rows.append(f'<div class="run">{name}</div><div class="bar">{bar}</div>')
     if not rows:
         return "<p>Known when a run has ended.</p>"
     legend = "".join(
         f'<span><span class="square" style="background:{colour}"></span>{html.escape(stage)}</span>'
-        for stage, colour in stages.items()
+        for stage, colour in colours.items()
     )
     return f'<div class="stages">{legend}</div><div class="times">{"".join(rows)}</div>'
+
+
+def _stage_bar(summary: Mapping[str, Any], colours: dict[str, str]) -> str:
+    """Return the bar of a run, divided by the time of its stages; stages without a colour get one in `colours`."""
+    parts = []
+    for stage, (seconds, share) in stage_seconds(summary).items():
+        colour = colours.setdefault(stage, _STAGE_COLOURS[len(colours) % len(_STAGE_COLOURS)])
+        text = html.escape(f"{stage}: {seconds:.1f} s, {share:.0%}")
+        number = f"{share:.0%}" if share >= 0.07 else ""  # a narrower part has no room for it
+        style = f"width:{100 * share:.2f}%;background:{colour}"
+        parts.append(f'<span style="{style}" title="{text}">{number}</span>')
+    return "".join(parts)
 
 
 def _videos(runs: Sequence[RunFolder], folder: Path) -> str:

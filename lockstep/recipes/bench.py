@@ -149,6 +149,7 @@ def run_seed(work: Work, verbose: bool, worker: PoolWorker) -> Row:
     test_collector = trainer.test_collector
     if test_collector is None:
         raise ValueError(f"the recipe of {recipe.algorithm!r} for {recipe.env!r} has no evaluation")
+
     title = f"{recipe.algorithm} {recipe.env} seed {work.seed}"
     try:
         for _ in trainer:
@@ -156,8 +157,10 @@ def run_seed(work: Work, verbose: bool, worker: PoolWorker) -> Row:
             score = float("nan") if test is None or test.returns_stat is None else test.returns_stat.mean
             if verbose:
                 print(f"{title}: {trainer.position:,} of {trainer.total_steps:,} steps, return {score:.1f}", flush=True)
+        # A stopped pool also ends the loop above. Half a run must not become a row.
         check_not_stopped(run)
         run.write_summary()
+
         final = test_collector.collect(n_episode=FINAL_EPISODES)
         weights = [torch_param_hash(part.module) for _, part in sorted(trainer.policy.acting.items())]
         timing = trainer.info().timing
@@ -166,6 +169,7 @@ def run_seed(work: Work, verbose: bool, worker: PoolWorker) -> Row:
         config.framework.compile = trainer.policy.config.framework.compile
     finally:
         trainer.close()
+
     curve = evaluations(run.folder)
     return {
         "algorithm": recipe.algorithm,
