@@ -310,7 +310,7 @@ _PLAIN_CLASSES = (
 method of `_ACTING`."""
 _ACTING = (
     *("_forward", "forward_inference", "forward_exploration", "action_dist_cls", "is_stateful", "get_initial_state"),
-    *("_run", "_run_heads", "_inputs", "_policy_inputs", "_run_memories"),
+    *("_run", "_run_heads", "_inputs", "_dist_inputs", "_run_memories"),
     *("_advantages_and_value", "value_outputs", "mean_values", "mean_of_probs", "mean_of_array", "masked"),
 )
 """Methods that acting calls. numpy's arithmetic replaces all of them, so an overridden one would be ignored."""

@@ -159,9 +159,9 @@ class DefaultSACModule(TransitionModule):
         if not self.inference_only:
             self.critics = self.critics_class(self.observation_space, self.action_space, config, self.encoder)
 
-    def _policy_inputs(self, batch: Batch, outputs: Tensor) -> Tensor:
+    def _dist_inputs(self, batch: Batch, outputs: Tensor) -> Tensor:
         if self.log_std_bounds is None:
-            return super()._policy_inputs(batch, outputs)
+            return super()._dist_inputs(batch, outputs)
         mean, log_std = outputs.chunk(2, dim=-1)
         return torch.cat([mean, log_std.clamp(*self.log_std_bounds)], dim=-1)
 

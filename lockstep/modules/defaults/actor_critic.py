@@ -91,12 +91,12 @@ class DefaultActorCriticModule(RLModule):
     def _forward(self, batch: Batch) -> dict[str, Tensor]:
         """Return the outputs for acting: `"action_dist_inputs"` `[N, D]`."""
         (outputs,) = self._run(batch, (self.encoder, self.policy_head))
-        return {"action_dist_inputs": self._policy_inputs(batch, outputs)}
+        return {"action_dist_inputs": self._dist_inputs(batch, outputs)}
 
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
         """Return `"action_dist_inputs"` `[N, D]` and `"vf_preds"` `[N]`."""
         outputs, values = self._run_both(batch)
-        return {"action_dist_inputs": self._policy_inputs(batch, outputs), "vf_preds": values.squeeze(-1)}
+        return {"action_dist_inputs": self._dist_inputs(batch, outputs), "vf_preds": values.squeeze(-1)}
 
     def compute_values(self, batch: Batch) -> Tensor:
         """Return state values `[N]`. `RuntimeError` for a module built with `inference_only`."""
@@ -130,7 +130,7 @@ class DefaultActorCriticModule(RLModule):
         obs = without_mask(batch["obs"]) if self.is_masked else batch["obs"]
         return obs, self.policy_head.weight.dtype
 
-    def _policy_inputs(self, batch: Batch, outputs: Tensor) -> Tensor:
+    def _dist_inputs(self, batch: Batch, outputs: Tensor) -> Tensor:
         """Return the inputs of the action distribution `[N, D]` for outputs of the policy's head."""
         if self.squashes_mean:
             size = self.action_dist_cls.noise_size
@@ -176,14 +176,14 @@ class RecurrentActorCriticModule(DefaultActorCriticModule):
     def _forward(self, batch: Batch) -> dict[str, Any]:
         """Return the outputs for acting: `"action_dist_inputs"` `[B, T, D]`, and the last real row's `"state_out"`."""
         features, _, state = self._run_memories(batch, batch.get("seq_lens"))
-        inputs = self._policy_inputs(batch, self.policy_head(features))
+        inputs = self._dist_inputs(batch, self.policy_head(features))
         return {"action_dist_inputs": inputs, "state_out": state}
 
     def forward_train(self, batch: Batch) -> dict[str, Any]:
         """Return `"action_dist_inputs"` `[B, T, D]`, `"vf_preds"` `[B, T]` and, without padding, `"state_out"`."""
         # Padding is at the end, so real rows are right without their number; only the state after it would be wrong.
         features, value_features, state = self._run_memories(batch, None)
-        inputs = self._policy_inputs(batch, self.policy_head(features))
+        inputs = self._dist_inputs(batch, self.policy_head(features))
         out: dict[str, Any] = {"action_dist_inputs": inputs, "vf_preds": self._value(value_features)}
         return out if "seq_lens" in batch else {**out, "state_out": state}
 
