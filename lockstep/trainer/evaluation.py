@@ -150,9 +150,9 @@ class Evaluator:
         """Give the evaluated policy the state of the trained one, unless it has the state of a checkpoint."""
         if self._has_snapshot and set(self.policy.acting) != set(self._trained_policy.acting):
             warnings.warn(
-                f"an evaluation of epoch {step_counts[0]} was under way, of a policy with the modules "
+                f"an evaluation of epoch {step_counts[0]} was running, of a policy with the modules "
                 f"{sorted(self.policy.acting)}; now there are {sorted(self._trained_policy.acting)}: who acted for "
-                "whom is not known any more, and the present policy is evaluated in its place",
+                "whom is not known any more, and the present policy is evaluated instead",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -244,7 +244,7 @@ class Evaluator:
         """
         if pending is not None and not self.is_parallel:
             raise ValueError(
-                f"an evaluation of epoch {pending[0]} was under way beside training; go on with "
+                f"an evaluation of epoch {pending[0]} was running in parallel to training; continue with "
                 "evaluation_parallel_to_training=True"
             )
         self.pending = None if pending is None else (pending[0], pending[1], pending[2])

@@ -309,7 +309,7 @@ def test_an_evaluation_that_runs_uses_the_present_policy_and_new_modules(folder)
     half.run()
     half.close()
     restore_trainer(again, folder / "checkpoint")
-    with pytest.warns(RuntimeWarning, match=r"an evaluation of epoch 1 was under way, of .* .'main'.; now there are"):
+    with pytest.warns(RuntimeWarning, match=r"an evaluation of epoch 1 was running, of .* .'main'.; now there are"):
         next(again)
     again.close()
 
