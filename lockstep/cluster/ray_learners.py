@@ -411,6 +411,8 @@ class RayLearnerBackend(LearnerBackend):
         Raises the error if the call must not be repeated: an error that all learners share, or an error of the caller.
         """
         own = {rank: result for rank, result in failed.items() if result.is_own}
+        # If all learners raise the same kind of error, or one blames the caller's data, no machine is at fault: the call
+        # would fail again.
         is_shared = len(own) == len(self) and len({type(result.error) for result in own.values()}) == 1
         is_of_user = bool(own) and all(isinstance(result.error, USER_ERRORS) for result in own.values())
         all_alive = all(result.is_alive for result in own.values())
@@ -424,6 +426,7 @@ class RayLearnerBackend(LearnerBackend):
             self._restart_lost(failed)
             return
 
+        # The group stays usable: all learners roll back and connect again before the error is raised.
         self._roll_back([])
         if self._try_restart():
             self._restart_lost(failed)
@@ -448,7 +451,7 @@ class RayLearnerBackend(LearnerBackend):
         self._last_failures = failed
         while True:
             lost = [f"learner {rank}" for rank in range(len(self)) if rank not in self._processes.alive]
-            for name in lost or ["the group"]:
+            for name in lost or ["the group"]:  # connecting again counts as a restart too
                 refusal = self._budget.take(name)
                 if refusal is not None:
                     raise self._failure_error(failed, f" {name} is not started again: {refusal} (fault_tolerance);")
