@@ -411,8 +411,8 @@ class RayLearnerBackend(LearnerBackend):
         Raises the error if the call must not be repeated: an error that all learners share, or an error of the caller.
         """
         own = {rank: result for rank, result in failed.items() if result.is_own}
-        # If all learners raise the same kind of error, or one blames the caller's data, no machine is at fault: the call
-        # would fail again.
+        # If all learners raise the same kind of error, or one blames the caller's data, no machine is at fault: the
+        # call would fail again.
         is_shared = len(own) == len(self) and len({type(result.error) for result in own.values()}) == 1
         is_of_user = bool(own) and all(isinstance(result.error, USER_ERRORS) for result in own.values())
         all_alive = all(result.is_alive for result in own.values())

@@ -167,7 +167,9 @@ def test_a_parallel_evaluations_checkpoint_needs_parallel_evaluation(in_turn, tm
     first.run()
     first.close()
     other = config_for(total_steps=384).build_trainer()
-    with pytest.raises(ValueError, match="epoch 1 was running in parallel to training; continue with evaluation_parallel"):
+    with pytest.raises(
+        ValueError, match="epoch 1 was running in parallel to training; continue with evaluation_parallel"
+    ):
         restore_trainer(other, tmp_path / "checkpoint")
     other.run()
     assert learned(other) == learned(in_turn[0])  # nothing was changed
