@@ -106,14 +106,14 @@ class ConnectorBuilder:
                 raise ValueError(
                     f"{option}: {type(connector).__name__} has statistics and stands before "
                     f"{type(connectors[num_recorded - 1]).__name__}, whose output is stored, so it would be stored "
-                    "with the statistics of then; put it behind that one"
+                    "with the statistics of that time; put it behind that one"
                 )
         for connector in connectors:
             if self.num_learners > 1 and not connector.joins_statistics:
                 raise ValueError(
                     f"learners.num_learners={self.num_learners}: {type(connector).__name__} has statistics but no "
-                    "update_joined(data, join), so each learner would have others; write it with RunningMoments, as "
-                    "NormalizeObs does"
+                    "update_joined(data, join), so each learner would have different ones; write it with "
+                    "RunningMoments, as NormalizeObs does"
                 )
 
         recorded = ObsPipeline(connectors[:num_recorded], observation_space)

@@ -131,7 +131,7 @@ OF_RUN: tuple[Rule[BaseConfig], ...] = (
             config.env_runners.exploration is not None and config.env_runners.exploration not in config.explorations
         ),
         lambda config: (
-            f"is not allowed for {config.algorithm}, which has a use for "
+            f"is not allowed for {config.algorithm}, which supports "
             f"{' and '.join(map(repr, config.explorations)) or 'none'}; leave it out"
         ),
     ),

@@ -115,7 +115,8 @@ class Connector(ABC):
         if self.has_statistics:
             raise TypeError(
                 f"{type(self).__name__} has statistics but no update_joined(data, join), so several learners would "
-                "each see other ones; write it with RunningMoments (as NormalizeObs does), or train with one learner"
+                "each have different ones; write it with RunningMoments (as NormalizeObs does), or train with one "
+                "learner"
             )
 
     @property
@@ -285,7 +286,7 @@ class ObsPipeline:
         for connector in self.connectors:
             if not isinstance(connector, Connector):
                 raise TypeError(
-                    f"{type(connector).__name__} is no connector of observations; possible are NormalizeObs, "
+                    f"{type(connector).__name__} is not a connector of observations; possible are NormalizeObs, "
                     "FlattenObs, OneHot, FrameStack, ... and subclasses of Connector"
                 )
             if self.observation_space is None:

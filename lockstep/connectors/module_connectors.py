@@ -52,7 +52,9 @@ class ActionPipeline:
         self.module_space = action_space
         for connector in reversed(self.connectors):
             if not is_connector(connector):
-                raise TypeError(f"{type(connector).__name__} is no connector of actions; give a subclass of Connector")
+                raise TypeError(
+                    f"{type(connector).__name__} is not a connector of actions; give a subclass of Connector"
+                )
             connector.check_plain("env_runners.module_to_env_connector")
             self.module_space = connector.input_space(self.module_space)
         self.has_inverse = all(hasattr(connector, "inverse") for connector in self.connectors)

@@ -470,7 +470,7 @@ def _check_target(target: Path) -> None:
         if (target / MANIFEST).exists() or not any(target.iterdir()):
             return
         raise CheckpointError(
-            f"cannot write checkpoint {target}: the directory holds something that is no checkpoint. "
+            f"cannot write checkpoint {target}: the directory holds something that is not a checkpoint. "
             "Give a new or empty path."
         )
     if target.exists():

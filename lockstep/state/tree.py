@@ -275,6 +275,6 @@ def decode(value: JsonValue, arrays: Mapping[str, Array]) -> Any:
         return np.frombuffer(bytes.fromhex(value["hex"]), np.dtype(body))[0]
     if tag == "$array":
         if body not in arrays:
-            raise ValueError(f"the array {body!r} is missing from the file beside it")
+            raise ValueError(f"the array {body!r} is missing from the safetensors file")
         return arrays[body]
     raise ValueError(f"unknown mark {tag!r}: written by a newer version?")

@@ -234,7 +234,7 @@ def test_flatten_obs_joins_in_the_order_of_the_space():
     ("mistake", "words"),
     [
         (lambda: ObsPipeline([NormalizeObs()]), "needs the observation_space"),
-        (lambda: ObsPipeline(["normalize"], BOX), "str is no connector"),
+        (lambda: ObsPipeline(["normalize"], BOX), "str is not a connector"),
         (lambda: NormalizeObs()(rows(3)), "NormalizeObs.*bind"),
         (lambda: FlattenObs()(rows(3)), "FlattenObs.*bind"),
         (lambda: ObsPipeline([FlattenObs()], spaces.Text(3)), "cannot flatten Text"),
