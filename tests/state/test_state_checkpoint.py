@@ -256,7 +256,7 @@ def test_unwritable_names_and_metadata_are_refused_and_leave_nothing(
 def test_something_else_in_the_place_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("years of work")
-    with pytest.raises(CheckpointError, match="no checkpoint"):
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
         write_checkpoint(tmp_path / "mine", {"": {"a": 1}})
     (tmp_path / "file").write_text("x")
     with pytest.raises(CheckpointError, match="a file is in its place"):
