@@ -82,18 +82,16 @@ def check_actions(actions: Tensor, space: spaces.Space[Any], module_id: str) -> 
 
     Actions are counted from 0, whatever the `start` of the space is.
     """
-    if isinstance(space, spaces.Discrete):
-        limits = space.n
-    elif isinstance(space, spaces.MultiDiscrete):
-        limits = np.reshape(space.nvec, _action_shape(space))
-    elif isinstance(space, spaces.MultiBinary):
-        limits = np.full(_action_shape(space), 2)
-    else:
-        if isinstance(space, COMPOSITE) and actions.shape[1:] == _action_shape(space):
+    if isinstance(space, COMPOSITE):
+        if actions.shape[1:] == _action_shape(space):
             parts = list(action_leaves(space))
             for part, column in zip(parts, actions.split([action_width(part) for part in parts], dim=-1)):
                 check_actions(column.reshape(len(column), *_action_shape(part)), part, module_id)
         return
+    limits = _action_limits(space)
+    if limits is None:
+        return
+
     values = actions.cpu().numpy()
     kind = values.dtype.kind
     # Read as an unsigned number, a negative one is larger than any limit. So one pass finds both kinds of illegal
@@ -103,6 +101,7 @@ def check_actions(actions: Tensor, space: spaces.Space[Any], module_id: str) -> 
     is_legal = kind != "f" and values.size and unsigned.max() < smallest_limit
     if is_legal or values.shape[1:] != limits.shape:
         return  # `check_columns` refuses a wrong shape
+
     wrong = (values < 0) | (values >= limits) | (values != np.round(values))
     if wrong.any():
         row = int(np.argwhere(wrong)[0, 0])
@@ -111,6 +110,17 @@ def check_actions(actions: Tensor, space: spaces.Space[Any], module_id: str) -> 
             f"module {module_id!r}: column 'actions' has {values[row].tolist()!r} at row {row}; allowed are whole "
             f"numbers {limit} (action space {space})"
         )
+
+
+def _action_limits(space: Space) -> Any:
+    """Return the numbers of choices of a discrete action, in the shape of an action; None for a continuous one."""
+    if isinstance(space, spaces.Discrete):
+        return space.n
+    if isinstance(space, spaces.MultiDiscrete):
+        return np.reshape(space.nvec, _action_shape(space))
+    if isinstance(space, spaces.MultiBinary):
+        return np.full(_action_shape(space), 2)
+    return None
 
 
 _UNSIGNED = {dtype.itemsize: dtype for dtype in map(np.dtype, (np.uint8, np.uint16, np.uint32, np.uint64))}
@@ -292,7 +302,7 @@ def look_for_forbidden_actions(
             "so itself: "
             "logits.masked_fill(batch['obs']['action_mask'] == 0, -1e9). Otherwise a mask that forbids everything, or "
             "recorded actions, may be the cause",
-            stacklevel=4,
+            stacklevel=5,  # the caller of `update_from_batch` or `update_from_episodes`
         )
 
 

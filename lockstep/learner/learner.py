@@ -35,6 +35,7 @@ from lockstep.learner.many.sharding import (
     Agreement,
     EpisodeParts,
     Episodes,
+    UpdatePlan,
     agree_on_parts,
     parts_of_episodes,
     plan_update,
@@ -428,17 +429,7 @@ class Learner(Generic[Training]):
             return self._skip_update()
         started = time.perf_counter()
         plan = plan_update(columns, agreement.stand_ins, trajectories, self.reducer)
-        for module_id, part in columns.items():
-            # Reading the masks takes a while, so the check runs after 0, 1, 2, 4, 8, ... updates only.
-            if (self.weights_seq_no & (self.weights_seq_no - 1)) == 0:
-                inputs.look_for_forbidden_actions(part, self.module[module_id], module_id, self._is_first_count)
-            novelty = self.novelty_of(module_id)
-            if novelty is not None:
-                part = novelty.rewarded(part, plan.num_own_rows[module_id] > 0, self.reducer)
-            part = self.prepare_sequences(module_id, part)
-            widths = self.noise_columns(module_id)
-            columns[module_id] = plan.with_noise(module_id, part, widths, self.streams, self.to_tensor)
-
+        self._complete_columns(columns, plan)
         self.rows_in_step = sum(plan.num_own_rows.values())  # the weight of metrics that hooks log outside of steps
         self.before_gradient_based_update(timesteps=options.timesteps or {})
         self.follow_replaced_parameters()
@@ -487,6 +478,19 @@ class Learner(Generic[Training]):
             left_out_per_pass = counts["num_rows_left_out"] // passes
             warn_of_rows_left_out(left_out_per_pass, num_rows, options, self.config.train_batch_size)
         return self.summarize(self.reducer.sum_counts(trained), counts, time.perf_counter() - started)
+
+    def _complete_columns(self, columns: dict[str, TensorColumns], plan: UpdatePlan) -> None:
+        """Add intrinsic rewards and noise to the columns of each module, and check its actions."""
+        for module_id, part in columns.items():
+            # Reading the masks takes a while, so the check runs after 0, 1, 2, 4, 8, ... updates only.
+            if (self.weights_seq_no & (self.weights_seq_no - 1)) == 0:
+                inputs.look_for_forbidden_actions(part, self.module[module_id], module_id, self._is_first_count)
+            novelty = self.novelty_of(module_id)
+            if novelty is not None:
+                part = novelty.rewarded(part, plan.num_own_rows[module_id] > 0, self.reducer)
+            part = self.prepare_sequences(module_id, part)
+            widths = self.noise_columns(module_id)
+            columns[module_id] = plan.with_noise(module_id, part, widths, self.streams, self.to_tensor)
 
     def end_update(
         self,
