@@ -536,7 +536,7 @@ class AgentSteps:
             if len(following):
                 next_action = following.get_actions(0)
             else:
-                next_action = other.pending and other.pending.action
+                next_action = None if other.pending is None else other.pending.action
             if next_action is None or not trees_equal(next_action, self.pending.action):
                 raise ValueError(
                     f"agent {self.agent!r} waits with action {self.pending.action!r}, the second piece begins with "
