@@ -1,4 +1,4 @@
-"""Random schedules of agents, and a slow, obvious account of what an episode of them must show."""
+"""Random schedules of agents, and a slow, obvious reference for the episodes that they make."""
 
 from dataclasses import dataclass, field
 
@@ -151,7 +151,7 @@ class Reference:
             self.follow(agent)
 
     def follow(self, agent):
-        """All that an agent sees until `end`, and how it ended."""
+        """Record the observations of an agent until `end`, and how it ended."""
         seen = []
         for t in range(self.end + 1):
             if t and agent in self.log.actions[t - 1]:
@@ -175,62 +175,64 @@ class Reference:
         return own if any(own) else every if any(every) else None
 
     def steps(self, agent):
-        """(observation, reward, next observation) of each action that is taken by `end`; next None: it waits."""
+        """Return (observation, reward, next observation) of each action until `end`; the last is None if pending."""
         result = []
         seen = self.seen.get(agent, [])
-        for one, following in zip(seen, [*seen[1:], None]):
-            if one.action is not None:
+        for step, following in zip(seen, [*seen[1:], None]):
+            if step.action is not None:
                 until = following.time if following else self.end
-                reward = sum(self.log.rewards[t - 1].get(agent, 0.0) for t in range(one.time + 1, until + 1))
-                result.append((one, reward, following))
+                reward = sum(self.log.rewards[t - 1].get(agent, 0.0) for t in range(step.time + 1, until + 1))
+                result.append((step, reward, following))
         return result
 
     def closed(self, agent):
-        return [(one, r, after) for one, r, after in self.steps(agent) if after and self.begin < after.time]
+        return [(step, reward, after) for step, reward, after in self.steps(agent) if after and self.begin < after.time]
 
     def looked_back_at(self, agent):
         return [
-            one for one, _, after in self.steps(agent) if after and after.time <= self.begin and one.time >= self.oldest
+            step
+            for step, _, after in self.steps(agent)
+            if after and after.time <= self.begin and step.time >= self.oldest
         ]
 
     def agents(self):
-        """Those with data in the piece: an agent that was done before is only there if a step can be looked at."""
+        """Return the agents with data in the piece. One that was done before needs a step in the lookback."""
         return {
             agent
             for agent in self.seen
             if self.ended.get(agent, (self.end + 1,))[0] > self.begin or self.looked_back_at(agent)
         }
 
-    def items(self, what, agent):
-        """env time -> item, of everything that can be read by env step."""
-        if what in ("observations", "infos"):
-            found = {one.time: one.obs if what == "observations" else one.info for one in self.seen[agent]}
-        elif what == "extra":
-            found = {one.time: one.extras for one, _, _ in self.steps(agent)}
+    def items(self, column, agent):
+        """Return the items that can be read by env step, by env time."""
+        if column in ("observations", "infos"):
+            found = {step.time: step.obs if column == "observations" else step.info for step in self.seen[agent]}
+        elif column == "extra":
+            found = {step.time: step.extras for step, _, _ in self.steps(agent)}
         else:
-            found = {one.time: one.action if what == "actions" else reward for one, reward, _ in self.steps(agent)}
+            found = {step.time: step.action if column == "actions" else reward for step, reward, _ in self.steps(agent)}
         return {time: item for time, item in found.items() if time >= self.oldest}
 
-    def read(self, what, times, fill=None):
-        """agent -> list of items at the times."""
+    def read(self, column, times, fill=None):
+        """Return the items at `times` of each agent."""
         result = {}
         for agent in self.agents():
-            items = self.items(what, agent)
+            items = self.items(column, agent)
             rows = [items.get(t, fill) for t in times if fill is not None or t in items]
             if rows:
                 result[agent] = rows
         return result
 
-    def own(self, what, agent):
-        """Items by own step, those that can be looked back at first, and how many these are."""
+    def by_own_step(self, column, agent):
+        """Return the items by own step, lookback first, and the number of those in the lookback."""
         back = len(self.looked_back_at(agent))
         items = list(self.seen[agent])
-        before = [one for one in items if one.time <= self.begin]
+        before = [step for step in items if step.time <= self.begin]
         start = max(len(before) - 1, 0) - back
-        if what in ("observations", "infos"):
-            return [one.obs if what == "observations" else one.info for one in items[start:]], back
+        if column in ("observations", "infos"):
+            return [step.obs if column == "observations" else step.info for step in items[start:]], back
         steps = self.steps(agent)[start:]
-        return [one.action if what == "actions" else reward for one, reward, _ in steps], back
+        return [step.action if column == "actions" else reward for step, reward, _ in steps], back
 
     def returns(self):
         """(return, return with hanging rewards)."""
@@ -248,9 +250,9 @@ class Reference:
     def rows(self, module):
         """Rows of the module's batch."""
         return [
-            (agent, one.time, one.obs, one.action, reward, after.obs, one.extras["v"])
+            (agent, step.time, step.obs, step.action, reward, after.obs, step.extras["v"])
             for agent in AGENTS
-            for one, reward, after in self.closed(agent)
+            for step, reward, after in self.closed(agent)
             if module_of(agent, None) == module
         ]
 

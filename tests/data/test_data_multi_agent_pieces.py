@@ -129,8 +129,8 @@ def _without(episode, agent):
     return episode
 
 
-def _with(episode, what, agent, value):
-    getattr(episode, f"set_{what}")(new_data={agent: value}, at_indices=0, env_steps=False)
+def _with(episode, column, agent, value):
+    getattr(episode, f"set_{column}")(new_data={agent: value}, at_indices=0, env_steps=False)
     return episode
 
 
@@ -150,12 +150,12 @@ def test_concat_refuses_and_changes_nothing(name):
 # ---- setters ----
 
 
-def setting(what="actions", **arguments):
-    return what, arguments
+def setting(column="actions", **arguments):
+    return column, arguments
 
 
 OWN, LIST = {"env_steps": False}, {"return_list": True}
-SETS = {  # what is set, and what is read afterwards
+SETS = {  # arguments of the setter, and the column afterwards
     "one env step": (setting("observations", new_data={"b": 50}, at_indices=1), {"a": [0, 3], "b": [50, 2], "c": [4]}),
     "several": (
         setting("observations", new_data={"b": [50, 60]}, at_indices=[2, 1]),
@@ -163,7 +163,7 @@ SETS = {  # what is set, and what is read afterwards
     ),
     "all": (setting("observations", new_data={"a": [7, 8], "c": [9]}), {"a": [7, 8], "b": [1, 2], "c": [9]}),
     "from the end": (setting(new_data={"a": 7}, at_indices=-1), {"a": [100, 7], "b": [101, 102]}),
-    "what waits": (setting(new_data={"b": [7, 8]}), {"a": [100, 103], "b": [7, 8]}),
+    "a pending action": (setting(new_data={"b": [7, 8]}), {"a": [100, 103], "b": [7, 8]}),
     "own steps": (setting(new_data={"a": 7, "b": 8}, at_indices=-1, **OWN), {"a": [100, 7], "b": [101, 8]}),
     "a list": (setting(new_data=[{"b": 5}, {}], at_indices=slice(1, 3), **LIST), {"a": [100, 103], "b": [5, 102]}),
     "agent_ids": (setting(new_data={"a": [1, 2], "b": [3, 4]}, agent_ids="a"), {"a": [1, 2], "b": [101, 102]}),
@@ -173,10 +173,10 @@ SETS = {  # what is set, and what is read afterwards
 
 @pytest.mark.parametrize("name", SETS)
 def test_setter_case(name):
-    (what, arguments), expected = SETS[name]
+    (column, arguments), expected = SETS[name]
     episode = in_turns()
-    getattr(episode, f"set_{what}")(**arguments)
-    assert plain(getattr(episode, f"get_{what}")()) == expected
+    getattr(episode, f"set_{column}")(**arguments)
+    assert plain(getattr(episode, f"get_{column}")()) == expected
     episode.validate()
 
 
@@ -217,11 +217,11 @@ UNSETTABLE = {
 
 @pytest.mark.parametrize("name", UNSETTABLE)
 def test_setter_refuses_and_changes_nothing(name):
-    (what, arguments), error, message = UNSETTABLE[name]
+    (column, arguments), error, message = UNSETTABLE[name]
     episode = in_turns(action_space={agent: spaces.Discrete(200) for agent in "abc"})
     before = state_of(episode)
     with pytest.raises(error, match=message):
-        getattr(episode, f"set_{what}")(**arguments)
+        getattr(episode, f"set_{column}")(**arguments)
     assert state_of(episode) == before
 
 
@@ -246,8 +246,8 @@ def test_constructor_from_lists_is_the_recorded_episode(name):
         **flags,
     )
     built.validate()
-    for what in ("observations", "actions", "rewards", "infos"):
-        assert plain(getattr(built, f"get_{what}")()) == plain(getattr(recorded, f"get_{what}")())
+    for column in ("observations", "actions", "rewards", "infos"):
+        assert plain(getattr(built, f"get_{column}")()) == plain(getattr(recorded, f"get_{column}")())
     assert {a: (s.is_terminated, s.is_truncated) for a, s in built.agent_episodes.items()} == {
         agent: case[3:] for agent, case in agents.items()
     }

@@ -27,32 +27,32 @@ def pieces_of(data, log):
 def check_reads(episode, reference, rng):
     """Every getter, with random indices, as the reference says."""
     length, back = len(episode), episode.len_lookback_buffer
-    for what in ("observations", "infos", "actions", "rewards"):
-        get = getattr(episode, f"get_{what}")
-        last = length if what in ("observations", "infos") else length - 1
+    for column in ("observations", "infos", "actions", "rewards"):
+        get = getattr(episode, f"get_{column}")
+        last = length if column in ("observations", "infos") else length - 1
         everywhere = range(-back, last + 1)
         times = {index: reference.begin + index for index in everywhere}
-        assert plain(get()) == reference.read(what, [times[i] for i in everywhere if i >= 0])
+        assert plain(get()) == reference.read(column, [times[i] for i in everywhere if i >= 0])
         if len(everywhere):
             some = rng.choice(everywhere, size=3).tolist()
             chosen = [times[i] for i in some]
-            assert plain(get(some, neg_index_as_lookback=True)) == reference.read(what, chosen)
-            at = {agent: rows[0] for agent, rows in reference.read(what, chosen[:1]).items()}
+            assert plain(get(some, neg_index_as_lookback=True)) == reference.read(column, chosen)
+            at = {agent: rows[0] for agent, rows in reference.read(column, chosen[:1]).items()}
             assert plain(get(some[0], neg_index_as_lookback=True)) == at
             from_end = some[0] - (last + 1)
             assert plain(get(from_end)) == at
             listed = plain(get(some, neg_index_as_lookback=True, return_list=True))
-            one_by_one = [reference.read(what, [t]) for t in chosen]
+            one_by_one = [reference.read(column, [t]) for t in chosen]
             assert listed == [{agent: rows[0] for agent, rows in part.items()} for part in one_by_one]
         start, stop = sorted(rng.integers(-back - 2, length + 4, size=2).tolist())
         inside = [times[i] for i in range(start, stop) if i in times]
-        assert plain(get(slice(start, stop), neg_index_as_lookback=True)) == reference.read(what, inside)
-        if what == "actions":
+        assert plain(get(slice(start, stop), neg_index_as_lookback=True)) == reference.read(column, inside)
+        if column == "actions":
             beyond = [reference.begin + i if i in times else 10**6 for i in range(start, stop)]
             filled = plain(get(slice(start, stop), neg_index_as_lookback=True, fill=-7))
-            assert filled == (reference.read(what, beyond, fill=-7) if stop > start else {})
+            assert filled == (reference.read(column, beyond, fill=-7) if stop > start else {})
         for agent in reference.agents():
-            items, own_back = reference.own(what, agent)
+            items, own_back = reference.by_own_step(column, agent)
             own = plain(get(slice(-own_back, None), agent, env_steps=False, neg_index_as_lookback=True))
             assert own.get(agent, []) == items
     extras = plain(episode.get_extra_model_outputs(return_list=True))
@@ -169,10 +169,10 @@ def test_setters_put_back_what_the_getters_give(log, data):
     before = state_of(part)
     start, stop = sorted(data.draw(st.tuples(st.integers(-lookback, len(part)), st.integers(-lookback, len(part)))))
     where = {"at_indices": slice(start, stop), "neg_index_as_lookback": True}
-    for what in ("observations", "actions", "rewards"):
+    for column in ("observations", "actions", "rewards"):
         for form in ({}, {"return_list": True}, {"env_steps": False}):
-            read = getattr(part, f"get_{what}")(slice(start, stop), neg_index_as_lookback=True, **form)
-            getattr(part, f"set_{what}")(new_data=read, **where, **form)
+            read = getattr(part, f"get_{column}")(slice(start, stop), neg_index_as_lookback=True, **form)
+            getattr(part, f"set_{column}")(new_data=read, **where, **form)
     read = part.get_extra_model_outputs("v", slice(start, stop), neg_index_as_lookback=True)
     part.set_extra_model_outputs(key="v", new_data=read, **where)
     after = state_of(part)
