@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from lockstep.config.base import BaseConfig, Spaces
 from lockstep.config.json_form import to_plain
 from lockstep.connectors import ModuleConnectors, ObsPipeline
 from lockstep.data import MultiAgentBatch, MultiAgentEpisode, SampleBatch
-from lockstep.data.actions import single_action
+from lockstep.data.actions import ActionForm, single_action
 from lockstep.data.agent_steps import AgentID
 from lockstep.data.columns import Columns
 from lockstep.data.minibatch import num_units, take_units
@@ -45,7 +45,15 @@ from lockstep.learner.inputs import TrainedModules, errors_of_rows
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.learner.optimizers import ALL_MODULES
 from lockstep.learner.sequences import max_seq_len_of
-from lockstep.modules import DEFAULT_MODULE_ID, ActingWeights, MultiRLModule, RLModule, RLModuleSpec, check_module_id
+from lockstep.modules import (
+    DEFAULT_MODULE_ID,
+    ActingWeights,
+    Exploration,
+    MultiRLModule,
+    RLModule,
+    RLModuleSpec,
+    check_module_id,
+)
 from lockstep.modules.multi_rl_module import module_changes
 from lockstep.options.checks import check_whole
 from lockstep.options.schedules import stages_of, value_at_step
@@ -161,15 +169,6 @@ class Policy:
         self._last_series: Mapping[tuple[str, str], list[float]] = {}
         """Metrics of each gradient step of the last update, by module id and name."""
         self._pull_weights()
-
-    # Hidden from type checkers, which would otherwise accept any attribute name of a policy.
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            parts = self.__dict__.get("acting", {})
-            if name.startswith("_") or len(parts) != 1 or self.is_multi_agent:
-                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-            return getattr(next(iter(parts.values())), name)
 
     @property
     def policy_mapping_fns(self) -> list[Callable[..., str] | None]:
@@ -445,6 +444,100 @@ class Policy:
         self.timesteps = timesteps
         for part in self.acting.values():
             part.timesteps = timesteps
+
+    # -- attributes of the acting part of a single agent ---
+
+    # Properties, also where the part has a method: a policy of several agents must not have these attributes.
+
+    @property
+    def act(self) -> Callable[..., np.ndarray]:
+        """Function that acts, `ActingPolicy.act`; for a single agent only."""
+        return self._sole_part("act").act
+
+    @property
+    def act_with_logp(self) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+        """Method `ActingPolicy.act_with_logp`; for a single agent only."""
+        return self._sole_part("act_with_logp").act_with_logp
+
+    @property
+    def act_with_state(self) -> Callable[..., tuple[np.ndarray, dict[str, np.ndarray]]]:
+        """Method `ActingPolicy.act_with_state`; for a single agent only."""
+        return self._sole_part("act_with_state").act_with_state
+
+    @property
+    def action_form(self) -> ActionForm | None:
+        """Form of the actions that the policy learns from, `ActingPolicy.action_form`; for a single agent only."""
+        return self._sole_part("action_form").action_form
+
+    @property
+    def action_logp(self) -> Callable[[Tree, np.ndarray], np.ndarray]:
+        """Method `ActingPolicy.action_logp`; for a single agent only."""
+        return self._sole_part("action_logp").action_logp
+
+    @property
+    def check_spaces(self) -> Callable[[Any, Any], None]:
+        """Method `ActingPolicy.check_spaces`; for a single agent only."""
+        return self._sole_part("check_spaces").check_spaces
+
+    @property
+    def connectors(self) -> ModuleConnectors:
+        """Connectors of the module; for a single agent only."""
+        return self._sole_part("connectors").connectors
+
+    @property
+    def draw_noise(self) -> Callable[..., np.ndarray]:
+        """Method `ActingPolicy.draw_noise`; for a single agent only."""
+        return self._sole_part("draw_noise").draw_noise
+
+    @property
+    def exploration(self) -> Exploration | None:
+        """Exploration that draws actions while collecting; for a single agent only."""
+        return self._sole_part("exploration").exploration
+
+    @property
+    def exploration_level(self) -> float:
+        """Present level of exploration, `ActingPolicy.exploration_level`; for a single agent only."""
+        return self._sole_part("exploration_level").exploration_level
+
+    @property
+    def from_env(self) -> Callable[[Tree], np.ndarray]:
+        """Method `ActingPolicy.from_env`; for a single agent only."""
+        return self._sole_part("from_env").from_env
+
+    @property
+    def get_initial_state(self) -> Callable[[int], dict[str, np.ndarray]]:
+        """Method `ActingPolicy.get_initial_state`; for a single agent only."""
+        return self._sole_part("get_initial_state").get_initial_state
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether observations or rewards are normalised with running statistics; for a single agent only."""
+        return self._sole_part("has_statistics").has_statistics
+
+    @property
+    def learning_columns(self) -> Callable[[SampleBatch], SampleBatch]:
+        """Method `ActingPolicy.learning_columns`; for a single agent only."""
+        return self._sole_part("learning_columns").learning_columns
+
+    @property
+    def random_space(self) -> Any:
+        """Space that random actions are drawn from, `ActingPolicy.random_space`; for a single agent only."""
+        return self._sole_part("random_space").random_space
+
+    @property
+    def recorded(self) -> ObsPipeline:
+        """Connectors that observations pass through before they are stored; for a single agent only."""
+        return self._sole_part("recorded").recorded
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """Random generator of `compute_actions`; for a single agent only."""
+        return self._sole_part("rng").rng
+
+    @property
+    def set_weights(self) -> Callable[[ActingWeights], None]:
+        """Method `ActingPolicy.set_weights`; for a single agent only."""
+        return self._sole_part("set_weights").set_weights
 
     # -- learning ---
 
