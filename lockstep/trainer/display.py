@@ -190,6 +190,7 @@ class ProgressDisplay(Callback):
             self._live.refresh()
 
     def _render(self) -> Any:
+        """Return the live display: title, progress bar, returns, losses and note."""
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table

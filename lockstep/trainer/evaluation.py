@@ -196,10 +196,12 @@ class Evaluator:
         self._future = None
 
     def _evaluate(self, step_counts: StepCounts) -> EvaluationResult:
+        """Play the episodes or steps of an evaluation, or call the custom function."""
         assert self.collector is not None
         if self.custom_function is None:
             if self.n_step is None:
                 return EvaluationResult(step_counts, self.collector.collect(n_episode=self.n_episode))
+            # A number of steps begins with new episodes; a number of episodes does so by itself.
             self.collector.reset(reset_buffer=False, reset_stats=False)
             return EvaluationResult(step_counts, self.collector.collect(n_step=self.n_step))
 

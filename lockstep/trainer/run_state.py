@@ -138,6 +138,7 @@ class RunState:
         return {**self._state_without_history(), "history": history}
 
     def _state_without_history(self) -> dict[str, Any]:
+        """Return the state except for the statistics of past epochs, which checkpoints store in a folder of their own."""
         trainer = self.trainer
         collector = trainer.train_collector
         return {
@@ -204,6 +205,7 @@ class RunState:
             self._set_collectors(state)
 
     def _set_collectors(self, state: Mapping[str, Any]) -> None:
+        """Restore the collectors and the pending evaluation, without undoing it after an error."""
         for name, collector in self.collectors().items():
             saved = state[name]
             if saved is None:

@@ -58,8 +58,10 @@ class ActionValueTraining(TargetValueTraining[ConfigT]):
 
 
 Training = TypeVar("Training", bound=TargetValueTraining)
-NEXT, TARGET = "next_", "target_"
-"""Prefixes of noise columns for the next observation: for the learning network, and for the target network."""
+NEXT = "next_"
+"""Prefix of the learning network's noise columns at the next observation."""
+TARGET = "target_"
+"""Prefix of the target network's noise columns at the next observation."""
 
 
 class QLearner(TransitionLearner[Training]):
