@@ -124,6 +124,7 @@ class APPOLearner(OnPolicyLearner[APPOTraining]):
         loss = policy_loss + config.vf_loss_coeff * vf_loss - self.coefficient(module_id, "entropy_coeff") * entropy
         self.log(module_id, policy_loss=policy_loss, vf_loss=vf_loss, entropy=entropy, clip_fraction=clip_fraction)
 
+        # The surrogate alone bounds single ratios, not the distance of the whole distribution.
         if config.use_kl_loss:
             target_dist = dist_cls.from_inputs(batch[Columns.ACTION_DIST_INPUTS])
             mean_kl = self.masked_mean(target_dist.kl(dist), batch)

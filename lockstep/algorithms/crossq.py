@@ -97,7 +97,7 @@ class CrossQLearner(SoftActorCriticLearner[CrossQTraining]):
         """
         module: Any = self.module[module_id]
         mask = batch.get(Columns.LOSS_MASK)
-        if mask is not None:
+        if mask is not None:  # one half of the joint batch is the observations, the other the next observations
             mask = torch.cat([mask, mask])
         has_rows = self.rows_in_step > 0
         next_batch = next_inputs(batch)

@@ -59,6 +59,7 @@ class IMPALALearner(OnPolicyLearner[VTraceTraining[Any]]):
         logp = dist.log_prob(batch[Columns.ACTIONS])
         advantages = batch[Columns.ADVANTAGES]
         if config.vtrace:
+            # A constant weight: the gradient flows through log pi only.
             ratios = (logp.detach() - batch[Columns.ACTION_LOGP]).exp()
             self.log(module_id, mean_importance_weight=self.masked_mean(ratios, batch))
             limit = config.vtrace_clip_pg_rho_threshold

@@ -112,6 +112,7 @@ class IQLLearner(TransitionLearner[IQLTraining]):
         targets = td_targets(batch, next_values, config.gamma)
         loss = critic_loss(batch, q_values, targets, module_id=module_id, learner=self)
 
+        # The policy learns from the advantages, but must not change the state value.
         weights = exponential_weights(advantages.detach(), config.beta, config.exp_adv_max)
         dist = module.action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
         actor_loss = -self.masked_mean(weights * dist.log_prob(batch[Columns.ACTIONS]), batch)

@@ -89,6 +89,7 @@ class IQNLearner(QLearner[IQNTraining]):
         targets = batch[Columns.REWARDS].unsqueeze(-1) + discounts.unsqueeze(-1) * next_quantiles
         row_losses = quantile_huber_loss(quantiles, targets, kappa=config.kappa, levels=fwd_out["levels"])
 
+        # The error of the means is the priority of a transition.
         means = quantiles.detach().mean(-1)
         self.log(module_id, q_mean=self.masked_mean(means, batch))
         return self.weighted_loss(module_id, batch, row_losses, errors=means - targets.mean(-1))

@@ -138,6 +138,7 @@ class MARWILLearner(TransitionLearner[MARWILTraining]):
         advantages = returns - fwd_out[Columns.VF_PREDS]
         vf_loss = self.masked_mean(0.5 * advantages.square(), batch)
 
+        # The weights are constants: the gradient of the imitation flows through log pi only.
         average = self.registered[f"{module_id}/squared_advantages"]
         with torch.no_grad():
             new_average = average.lerp(2.0 * vf_loss.detach(), config.moving_average_sqd_adv_norm_update_rate)

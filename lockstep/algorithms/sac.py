@@ -44,6 +44,7 @@ class SACLearner(SoftActorCriticLearner[TargetSoftActorCriticTraining[Any]]):
         self, *, module_id: str, config: TargetSoftActorCriticTraining[Any], batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
         """Return the sum of the losses of critics (equations 5 and 6), policy (9) and temperature (18)."""
+        # A constant for critics and policy; only its own loss changes the temperature.
         alpha = self.registered[f"{module_id}/log_alpha"].detach().exp()
         with self.mixed_precision():
             next_values = self.soft_next_values(module_id, batch, alpha)

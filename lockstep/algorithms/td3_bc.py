@@ -57,6 +57,7 @@ class TD3BCLearner(DelayedActorCriticLearner[TD3BCTraining]):
             return loss
 
         actions, values = self.policy_values(module_id, batch)
+        # A constant that makes `alpha` independent of the scale of the rewards.
         value_scale = self.masked_mean(values.detach().abs(), batch)
         distance = self.masked_mean((actions - batch[Columns.ACTIONS]).square().mean(-1), batch)
         actor_loss = distance - config.alpha / value_scale.clamp(min=1e-8) * self.masked_mean(values, batch)

@@ -83,6 +83,7 @@ class TQCLearner(SoftActorCriticLearner[TQCTraining]):
         discounts = discounts_of(batch, config.gamma, quantiles.dtype)
         targets = batch[Columns.REWARDS].unsqueeze(-1) + discounts.unsqueeze(-1) * next_quantiles
         row_losses = mixture_huber_loss(quantiles, targets).sum(0) / config.num_quantiles
+        # For log and priorities the value of a critic is the mean of its quantiles.
         values = quantiles.detach().mean(-1)
         errors = values - targets.mean(-1)
         loss = weighted_critic_loss(batch, row_losses, values, errors, module_id=module_id, learner=self)

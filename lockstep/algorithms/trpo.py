@@ -97,6 +97,7 @@ class TRPOLearner(OnPolicyLearner[TRPOTraining]):
         for name, param in self.module[module_id].named_parameters():
             if param.requires_grad:
                 (critic if name.startswith("value_") else policy).append(param)
+        # With learning rate 1, SGD subtracts the gradient, which is replaced by the negative step.
         self.optimizers.register(module_id, "policy", lambda flat: torch.optim.SGD([flat], lr=1.0), policy, None)
         self.register_configured(module_id, "critic", critic, config.lr, config)
 
@@ -172,6 +173,7 @@ class TRPOLearner(OnPolicyLearner[TRPOTraining]):
 
         def evaluate_step(step: Tensor) -> tuple[Tensor, Tensor]:
             """Return the policy's loss and the mean KL after a step."""
+            # The parameters are views of `flat`, so the network computes with the step.
             flat.data.copy_(initial + step)
             new_losses, new_dist = self.policy_losses(
                 module_id, batch, self.forward_train({module_id: batch})[module_id]

@@ -138,7 +138,7 @@ class RunState:
         return {**self._state_without_history(), "history": history}
 
     def _state_without_history(self) -> dict[str, Any]:
-        """Return the state except for the statistics of past epochs, which checkpoints store in a folder of their own."""
+        """Return the state except for the statistics of past epochs, which have a checkpoint folder of their own."""
         trainer = self.trainer
         collector = trainer.train_collector
         return {

@@ -47,7 +47,7 @@ def discounts_of(batch: TensorColumns, gamma: float, dtype: torch.dtype) -> Tens
     A factor is 0 if the episode terminated, but not if it was truncated. For n-step returns the batch has a column of
     discounts, in place of `gamma`.
     """
-    has_next = (~batch[Columns.TERMINATEDS].bool()).to(dtype)
+    has_next = (~batch[Columns.TERMINATEDS].bool()).to(dtype)  # True for a truncated episode too
     return has_next * batch.get(Columns.DISCOUNTS, gamma)
 
 
@@ -88,6 +88,7 @@ def critic_loss(batch: TensorColumns, values: Tensor, targets: Tensor, *, module
         learner: the learner, which logs the loss and keeps the errors for priorities.
     """
     errors = values - targets
+    # The sum over critics, not their mean: the gradient of a critic must not depend on the number of critics.
     row_losses = 0.5 * errors.square().sum(0)
     return weighted_critic_loss(
         batch, row_losses, values.detach(), errors.detach(), module_id=module_id, learner=learner
@@ -367,6 +368,7 @@ class SoftActorCriticLearner(TransitionLearner[SoftTraining]):
             values = fwd_out["q_values"].detach().amin(0)
             return (probs * (alpha * log_probs - values)).sum(-1), (probs * log_probs).sum(-1)
         dist = module.action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
+        # The sample is reparametrised: the gradient flows through the action into the policy.
         actions, logp = dist.sample_with_log_prob(batch[NOISE])
         values = self.to_tensor(module.critics(batch[Columns.OBS], actions, frozen=True))
         return alpha * logp - self.combine_critics(values), logp
@@ -395,6 +397,7 @@ class SoftActorCriticLearner(TransitionLearner[SoftTraining]):
         self.log(module_id, entropy=entropy, alpha=log_alpha.detach().exp())
         if config.alpha != "auto":
             return 0.0
+        # How much less entropy the policy has than the target. The policy is a constant here.
         missing_entropy = neg_entropy.detach() + self.target_entropy(module_id, batch)
         alpha_loss = self.masked_mean(-log_alpha * missing_entropy, batch)
         self.log(module_id, alpha_loss=alpha_loss)
