@@ -287,6 +287,11 @@ def is_module_name(name: str) -> bool:
     return "." in name and all(map(str.isidentifier, name.split(".")))
 
 
+def _name_in_file(name: str) -> NameInFile | None:
+    """Return a name that comes from a file; None for a name that the user gave."""
+    return name if isinstance(name, NameInFile) else None
+
+
 def named_environment(name: str) -> Any:
     """Return the class or function that a name refers to, or the name itself if it is an id.
 
@@ -299,14 +304,16 @@ def named_environment(name: str) -> Any:
         UntrustedError: The name comes from a file, and loading its object needs the user's permission.
         ValueError: The module is not installed, or has no such class or function. Names the nearest names.
     """
-    if isinstance(name, NameInFile) and names_script(name):
-        return name.names.find(name.option, name, ENVIRONMENT_CLASS)
+    file_name = _name_in_file(name)
+    if file_name is not None and names_script(file_name):
+        return file_name.names.find(file_name.option, file_name, ENVIRONMENT_CLASS)
 
     module_name, colon, member_name = current_name(name).partition(":")
     if is_module_name(name):
         # A file may name PettingZoo's own modules. Importing any other module would run a stranger's code.
-        if isinstance(name, NameInFile) and not name.startswith(tuple(f"{package}." for package in PETTINGZOO)):
-            raise name.names.refusal(name.option, name, "a module that is not one of PettingZoo's own")
+        own_modules = tuple(f"{package}." for package in PETTINGZOO)
+        if file_name is not None and not name.startswith(own_modules):
+            raise file_name.names.refusal(file_name.option, name, "a module that is not one of PettingZoo's own")
         module = _environment_module(name, name)
         for function in PETTINGZOO_FUNCTIONS:
             if callable(getattr(module, function, None)):
@@ -321,8 +328,8 @@ def named_environment(name: str) -> Any:
     # `module:Class`, unless the module only registers the id after the colon.
     member: Any = getattr(_environment_module(module_name, name), member_name, None)
     if callable(member):
-        if isinstance(name, NameInFile) and not ENVIRONMENT_CLASS.fits(member):
-            raise name.names.refusal(name.option, name, f"which is not {ENVIRONMENT_CLASS.words}")
+        if file_name is not None and not ENVIRONMENT_CLASS.fits(member):
+            raise file_name.names.refusal(file_name.option, name, f"which is not {ENVIRONMENT_CLASS.words}")
         return member
     known_id(name)
     return name
@@ -412,9 +419,10 @@ def _environment_module(module_name: str, name: str) -> Any:
         return module_named(module_name, name)
     except ModuleNotFoundError as error:
         package, _, subpackage = module_name.partition(".")
-        if isinstance(name, NameInFile) and is_in_current_folder(str(error.name)):
-            raise name.names.refusal(
-                name.option, name, f"whose module {error.name!r} is in the current folder"
+        file_name = _name_in_file(name)
+        if file_name is not None and is_in_current_folder(str(error.name)):
+            raise file_name.names.refusal(
+                file_name.option, name, f"whose module {error.name!r} is in the current folder"
             ) from None
         if f"{module_name}.".startswith(f"{error.name}."):
             question = _member_question(module_name, name) + _module_question(module_name, name)
@@ -452,8 +460,9 @@ def _module_in_file(file: str, name: str) -> Any:
 
     The folder is added to `sys.path`, so that the processes that this one starts can import the module, too.
     """
-    if isinstance(name, NameInFile):
-        raise name.names.refusal(name.option, name, "a file of code by its path")
+    file_name = _name_in_file(name)
+    if file_name is not None:
+        raise file_name.names.refusal(file_name.option, name, "a file of code by its path")
     path = Path(file).expanduser().resolve()
     if not path.is_file() or path.suffix != ".py" or not path.stem.isidentifier():
         raise ValueError(f"{name!r}: there is no Python file {file!r}. {NAME_FORMS}")

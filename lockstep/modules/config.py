@@ -70,8 +70,8 @@ class RLModuleSection(Section[ConfigT]):
         if spec.is_built:
             return spec.is_stateful()
         config = self.model_config if spec.model_config is None else spec.model_config
-        fields = config if isinstance(config, Mapping) else vars(config)
-        if any(fields.get(kind) is not None for kind in ("recurrent", "attention")):
+        model_options = config if isinstance(config, Mapping) else vars(config)
+        if any(model_options.get(kind) is not None for kind in ("recurrent", "attention")):
             return True
         return None if spec.module_class else False
 

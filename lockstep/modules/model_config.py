@@ -269,6 +269,11 @@ class ModelConfig:
         return plain
 
 
+def options_of(model_config: ModelConfig | Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the options of a `ModelConfig`, or of a dict in its place, by name."""
+    return vars(model_config) if isinstance(model_config, ModelConfig) else model_config
+
+
 def _known(cls: type, options: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return `options` if all are fields of `cls`; else raise `ValueError` with the nearest field."""
     names = [entry.name for entry in fields(cls)]

@@ -19,7 +19,7 @@ from lockstep.data.spaces import describe_space, space_from
 from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.layers import mask_logits
 from lockstep.modules.lazy_layers import initialise_lazy
-from lockstep.modules.model_config import ModelConfig
+from lockstep.modules.model_config import ModelConfig, options_of
 from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from lockstep.state.names import name_of
 from lockstep.state.sizes import checked_tensors, claims_of
@@ -127,9 +127,8 @@ class RLModule(nn.Module):
     def action_dist_cls(self) -> ActionDist:
         """Distribution over the action space. `ValueError` for a space that is not supported."""
         if self._action_dist is None:
-            config = self.model_config
-            fields = vars(config) if isinstance(config, ModelConfig) else config
-            self._action_dist = ActionDist(self.action_space, bool(fields.get("squash_actions", False)))
+            options = options_of(self.model_config)
+            self._action_dist = ActionDist(self.action_space, bool(options.get("squash_actions", False)))
         return self._action_dist
 
     # -- state ---

@@ -21,7 +21,7 @@ from lockstep.data.actions import ACTION_MASK, without_mask
 from lockstep.modules.encoders import Encoder
 from lockstep.modules.layers import make_head, make_policy_head, mask_logits, run_networks
 from lockstep.modules.memory import MemoryEncoder, State
-from lockstep.modules.model_config import ModelConfig
+from lockstep.modules.model_config import ModelConfig, options_of
 from lockstep.modules.rl_module import Batch, RLModule
 from lockstep.ops.distributions import DiagGaussian
 
@@ -217,6 +217,6 @@ class RecurrentActorCriticModule(DefaultActorCriticModule):
 
 def default_module_class(model_config: ModelConfig | Mapping[str, Any] | None) -> type[RLModule]:
     """Return the class of the default network, which has a memory if `model_config` says so."""
-    fields = vars(model_config) if isinstance(model_config, ModelConfig) else model_config or {}
-    has_memory = any(fields.get(name) is not None for name in ("recurrent", "attention"))
+    options = options_of(model_config or {})
+    has_memory = any(options.get(name) is not None for name in ("recurrent", "attention"))
     return RecurrentActorCriticModule if has_memory else DefaultActorCriticModule

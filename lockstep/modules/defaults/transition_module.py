@@ -10,7 +10,7 @@ import torch
 from gymnasium.spaces import Space
 from torch import Tensor, nn
 
-from lockstep.data.actions import ACTION_MASK, without_mask
+from lockstep.data.actions import ACTION_MASK
 from lockstep.data.trees import map_tree
 from lockstep.modules.defaults.actor_critic import DefaultActorCriticModule, require_part
 from lockstep.modules.encoders import Encoder
@@ -127,9 +127,9 @@ class TransitionModule(DefaultActorCriticModule):
         return {**forward({**batch, "obs": MemoryFeatures(**fields)}), "state_out": state_out}
 
     def _inputs(self, batch: Batch) -> tuple[Any, torch.dtype]:
-        obs = batch["obs"]
-        is_masked = self.is_masked and not isinstance(obs, MemoryFeatures)
-        return without_mask(obs) if is_masked else obs, self.policy_head.weight.dtype
+        if self.has_memory and not self.has_raw_sequences(batch):
+            return batch["obs"], self.policy_head.weight.dtype  # features, which are without the mask already
+        return super()._inputs(batch)
 
     def _run(self, batch: Batch, *networks: tuple[Any, nn.Linear]) -> Sequence[Tensor]:
         if not self.has_memory:
