@@ -222,6 +222,7 @@ def _base64(array: np.ndarray) -> str:
 
 FORMAT = "lockstep-sample-batch"
 _INDEX = "__index__"
+"""Name of the array in an `.npz` file that holds the JSON text."""
 DAMAGE = (
     *(KeyError, ValueError, OSError, EOFError, AttributeError, TypeError, IndexError),
     *(zipfile.BadZipFile, zlib.error, tokenize.TokenError, SyntaxError, OverflowError, RuntimeError),

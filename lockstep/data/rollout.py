@@ -231,6 +231,7 @@ class RolloutStore(TrainingBuffer):
         """Empty the store. Episodes that continue keep their ids."""
         if self.size:
             num_ended = self.ends().sum(axis=0)
+            # The running episode of an environment is the last one that began in it.
             self.episode_ids = np.where(num_ended > 0, self.first_new_ids() + num_ended - 1, self.episode_ids)
             self.next_episode_id += int(num_ended.sum())
         self._empty()
@@ -295,7 +296,7 @@ class RolloutStore(TrainingBuffer):
             return
         if t in self.t_started_later:
             self.t_started_later[t][envs] = 0
-        # An episode that ended in the row before has nothing to abandon, and neither has one without rows.
+        # Nothing is abandoned where the row before ended its episode, or is not a transition.
         ended = np.isin((t - 1) * self.num_envs + envs, np.concatenate([[-1], *self.final_index]))
         self._abandon(t, envs[~ended & self.valid[t - 1, envs]])
 

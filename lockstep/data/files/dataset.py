@@ -91,7 +91,7 @@ def write_rows(path: str | Path, batches: SampleBatch | Iterable[SampleBatch]) -
             raise ValueError(f"there is no row to write to {path}")
         note = json.dumps({"version": 1, "columns": layout.columns}).encode()
         file.write(note + len(note).to_bytes(8, "little") + _MARK)
-        # The number of rows is known now: the header has the same length for every number.
+        # The number of rows is known only now. The new header is exactly as long as the first one.
         file.seek(0)
         file.write(_header(layout.record, num_rows))
     return path

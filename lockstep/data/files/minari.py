@@ -185,6 +185,7 @@ _MODULES = (
     *("h5py", "PIL", "minari", "minari.dataset.minari_dataset", "minari.namespace"),
     *("minari.dataset.minari_storage", "minari.serialization", "minari.storage"),
 )
+"""Modules of Minari, and packages that it imports late, so that a missing one is named before anything is written."""
 _DAMAGE = (*(OSError, KeyError, ValueError, TypeError, RuntimeError, AttributeError, IndexError), AssertionError)
 """Errors of Minari and its dependencies on damaged or foreign datasets."""
 
