@@ -155,7 +155,7 @@ def _matches(recipe_env: str, env: str | None) -> bool:
 def spaces_of(config_class: type[AlgorithmConfig]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the kinds of observation and action spaces that an algorithm accepts.
 
-    A learner is built for each kind, which takes a fraction of a second, so that the answer is never out of date.
+    A learner is built for each kind, so that the answer is never out of date. It takes a fraction of a second.
     """
 
     def accepts(observation: spaces.Space[Any], action: spaces.Space[Any]) -> bool:

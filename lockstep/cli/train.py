@@ -207,7 +207,7 @@ class Train:
 
 
 class _SeedRuns:
-    """Runs that have begun and ended among several seeds, and what is printed about them."""
+    """State of several runs that train in parallel, and the text that is printed about them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -226,7 +226,7 @@ class _SeedRuns:
         return [path for seed, path in self._paths.items() if seed not in self._ended]
 
     def show(self, event: SeedEvent, display: SeedsDisplay) -> None:
-        """Show an event, and remember the begin or end of a run."""
+        """Show an event, and note the start or end of a run."""
         if isinstance(event, SeedProgress):
             display.show(event.seed, event.progress, line=event.line)
         elif isinstance(event, SeedEnded):
@@ -246,7 +246,7 @@ class _SeedRuns:
         display.say("\n".join([f"{self.name}, seed {event.seed}", *fact_lines(facts), ""]))
 
     def show_result(self, seeds: Sequence[int], *, was_interrupted: bool) -> None:
-        """Print the table of the runs that succeeded, and then what became of each other seed."""
+        """Print a table of the runs that succeeded, then one line for each other seed."""
         ended = [self._ended[seed] for seed in sorted(self._ended)]
         show_seed_runs([seed.path for seed in ended if seed.path is not None and not seed.error])
         for seed in seeds:

@@ -507,10 +507,12 @@ def prepare_resume(
 ) -> Resumption:
     """Plan how to resume a run, changing nothing. See `resume` for the arguments and errors."""
     requested = settings_by_path(settings or {})
-    if check_whole("total_steps", total_steps, 1, optional=True) is not None:
-        requested[TOTAL_STEPS] = int(total_steps or 0)
+    total_steps = check_whole("total_steps", total_steps, 1, optional=True)
+    if total_steps is not None:
+        requested[TOTAL_STEPS] = total_steps
 
-    # The list is taken before a checkpoint is chosen: `build` compares it, so nothing can slip in between.
+    # Listed before a checkpoint is chosen: `build` lists the checkpoints again, and refuses if another process has
+    # written one meanwhile.
     folder, chosen_checkpoint = _folder_and_checkpoint(Path(path).absolute())
     known_checkpoints = list_checkpoints(folder.checkpoints)
     checkpoint = _intact_checkpoint(chosen_checkpoint, folder, drop_damaged_replay)
