@@ -243,6 +243,7 @@ def run_networks(*networks: Network) -> Sequence[Tensor]:
     """
     x, layers = networks[0]
     activation = type(layers[1]) if len(layers) > 1 else nn.Module
+    # Layers alternate between linear and activation, so equal parity means that all networks end in the same way.
     if activation in _FUSED and all(each is x and len(stack) % 2 == len(layers) % 2 for each, stack in networks):
         plain = [_plain_parameters(x, stack, activation) for _, stack in networks]
         if None not in plain and not _is_transformed():

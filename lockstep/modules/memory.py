@@ -242,7 +242,9 @@ class GatedTransformer(nn.Module):
         distances = distances.clamp(0, self.size)
 
         # The new memory is the `size` context rows that end with the last real row.
-        num_real = torch.full((num_sequences,), num_steps, device=inputs.device) if lengths is None else lengths
+        num_real = lengths
+        if num_real is None:
+            num_real = torch.full((num_sequences,), num_steps, device=inputs.device)
         memory_rows = context_positions[: self.size] + num_real[:, None]
         x = self.embedding(inputs)
         memories = []
