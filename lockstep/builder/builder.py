@@ -22,7 +22,7 @@ from lockstep.state.streams import RandomStreams
 class Builder:
     """Builder of the policy, of the collector of training data and of the collector of evaluation.
 
-    It has no options of its own. For steps that users may override in their configuration (`make_envs`,
+    It has no options. For steps that users may override in their configuration (`make_envs`,
     `build_replay_buffer`, `build_env_runner`, ...) it always calls the method of the configuration.
     """
 

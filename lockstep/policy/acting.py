@@ -419,7 +419,7 @@ class ActingPolicy:
         return ActionForm.of(actions.module_space, rescaled=actions.rescales)
 
     def check_spaces(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
-        """Raise `ValueError` unless the spaces of an environment are those of the policy."""
+        """Raise `ValueError` unless an environment has the spaces of the policy."""
         for name, space, other in (
             ("observation", self.observation_space, observation_space),
             ("action", self.action_space, action_space),

@@ -50,7 +50,7 @@ class SavablePolicy(Protocol):
         """Space of the environment's actions; for several agents a dict of spaces by module id."""
 
     def acting_state(self) -> dict[str, Any]:
-        """Return the state of the policy without that of the learners."""
+        """Return the state of the policy, except for the learners."""
         ...
 
     def set_acting_state(self, state: Mapping[str, Any]) -> None:
@@ -71,7 +71,7 @@ class SavablePolicy(Protocol):
 
 
 class PolicyFiles:
-    """Writer and reader of the files of one policy. It has no state of its own."""
+    """Writer and reader of the files of one policy. It has no state."""
 
     def __init__(self, policy: SavablePolicy) -> None:
         self.policy = policy
@@ -96,7 +96,7 @@ class PolicyFiles:
             file: Path of the checkpoint, for errors.
 
         Raises:
-            ValueError: The checkpoint is not that of a policy.
+            ValueError: The checkpoint does not contain a policy.
         """
         state = saved_policy_state(folders, file)
         self.policy.restore_modules(state, FileNames(file, {}, trust))
@@ -107,7 +107,7 @@ class PolicyFiles:
         """Start with the weights and the connectors' statistics of a checkpoint; everything else stays new.
 
         Raises:
-            ValueError: The checkpoint is not that of a policy, or its spaces, networks or connectors do not fit.
+            ValueError: The checkpoint does not contain a policy, or its spaces, networks or connectors do not fit.
         """
         if path.suffix in EXPORTS:
             raise ValueError(f"init_from={path} is one file of an export; give the folder, or a run or a checkpoint")
@@ -174,7 +174,7 @@ class SavedPolicy:
     path: Path
     folders: Mapping[str, dict[str, Any]]
     state: Mapping[str, Any]
-    """State of the policy without that of the learners, with its configuration and its spaces."""
+    """State of the policy, except for the learners, with its configuration and its spaces."""
     trust: bool
     """Whether all objects that the checkpoint names may be used; see `Policy.from_checkpoint`."""
 
@@ -184,7 +184,7 @@ class SavedPolicy:
 
         Raises:
             CheckpointError: The folder is not a checkpoint, or the checkpoint is damaged.
-            ValueError: The checkpoint is not that of a policy.
+            ValueError: The checkpoint does not contain a policy.
         """
         try:
             folders = read_checkpoint(Path(path))
@@ -256,7 +256,7 @@ def saved_policy_state(folders: Mapping[str, Any], origin: object) -> Any:
         origin: Path or name of the checkpoint, for errors.
 
     Raises:
-        ValueError: The checkpoint is not that of a policy; the message says what it contains.
+        ValueError: The checkpoint does not contain a policy; the message says what it contains.
     """
     if "policy" in folders:
         return folders["policy"]["state"]
@@ -294,7 +294,7 @@ def start_learner(learner: Learner, weights: Mapping[str, Any], connectors: Mapp
         connectors: States of the connectors by module id.
 
     Raises:
-        ValueError: The modules are not those of the learner.
+        ValueError: The learner has other modules.
     """
     present_states = learner.get_state()["connectors"]
     new_states = {}

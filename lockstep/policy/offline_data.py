@@ -255,7 +255,7 @@ def _check_part(column: np.ndarray, space: spaces.Space[Any], part: ActingPolicy
     low, high = float(column.min()), float(column.max())
     if isinstance(space, spaces.Discrete):
         num_actions = int(space.n)
-        # In a composite action whole numbers are stored as floats, beside the numbers of other parts.
+        # In a composite action whole numbers are stored as floats, next to the numbers of other parts.
         kinds = "iuf" if isinstance(part.action_space, COMPOSITE) else "iu"
         is_whole = column.dtype.kind in kinds and (column == np.rint(column)).all()
         if not (is_whole and low >= 0 and high < num_actions):

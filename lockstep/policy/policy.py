@@ -1028,7 +1028,7 @@ class Policy:
         self.set_acting_state(state)
 
     def acting_state(self) -> dict[str, Any]:
-        """Return the state of the policy without that of the learners."""
+        """Return the state of the policy, except for the learners."""
         state: dict[str, Any] = {
             "timesteps": dict(self.timesteps),
             "rng": self._rng_state(),
@@ -1083,7 +1083,7 @@ class Policy:
             file: Path of the checkpoint, for errors.
 
         Raises:
-            ValueError: The checkpoint is not that of a policy.
+            ValueError: The checkpoint does not contain a policy.
         """
         self._files.set_folders(folders, trust=trust, file=file)
 
@@ -1114,7 +1114,7 @@ class Policy:
 
         Raises:
             UntrustedError: The checkpoint names an object that needs `trust=True`.
-            ValueError: The checkpoint is not that of a policy.
+            ValueError: The checkpoint does not contain a policy.
         """
         saved = SavedPolicy.read(path, trust=trust)
         config = saved.config()
@@ -1141,7 +1141,7 @@ class Policy:
         Target networks begin as copies of these weights.
 
         Raises:
-            ValueError: The checkpoint is not that of a policy, or its spaces, networks or connectors do not fit.
+            ValueError: The checkpoint does not contain a policy, or its spaces, networks or connectors do not fit.
                 Nothing is changed then.
         """
         self._files.start_from(Path(path))

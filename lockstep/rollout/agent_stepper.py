@@ -32,7 +32,7 @@ Rows = list[tuple[int, AgentID]]
 class AgentConnectors:
     """Connectors with a memory (frame stacks, previous actions) of one environment's agents.
 
-    Each agent has a copy of the connectors of its module, because each agent has a history of its own.
+    Each agent has a copy of the connectors of its module, because each agent has its own history.
 
     Args:
         adapter: The environment, whose observations are transformed from now on.
@@ -239,7 +239,8 @@ class AgentStepper(Stepper):
         for b in np.flatnonzero(self._is_running).tolist():
             self._add_piece(b)
             self.adapters[b].episode = self.adapters[b].episode.cut()
-        # The pieces of an environment one after the other, so that those of an episode follow each other in the buffer.
+        # The pieces of an environment one after the other, so that the pieces of an episode follow each other in the
+        # buffer.
         self._pieces.sort(key=itemgetter(1))
         self._writer.add(self._pieces)
         return {
@@ -405,7 +406,7 @@ class AgentStepper(Stepper):
         return part.to_env(learned), learned, outputs
 
     def _random_actions(self, module_id: str, part: ActingPart, obs: Tree, rows: Rows) -> np.ndarray:
-        """Return random actions, as learned from. Each environment and module has a random stream of its own."""
+        """Return random actions, as learned from. Each pair of environment and module has its own random stream."""
         masks = masks_in(obs, part.stored_observation_space, part.random_space)
         actions = []
         for i, (b, _) in enumerate(rows):
@@ -461,7 +462,7 @@ class AgentStepper(Stepper):
 
     def reseed(self, streams: RandomStreams) -> None:
         super().reseed(streams)
-        # The seeds of episodes are named by these numbers, and begin anew with the new streams.
+        # These numbers name the seeds of episodes, and start again with the new streams.
         self.begun[:] = 0
 
     def get_state(self) -> dict[str, Any]:
@@ -523,7 +524,7 @@ def agents_of_modules(
 
     Raises:
         KeyError: An agent is mapped to a module that does not exist.
-        ValueError: The spaces of an agent are not those of its module.
+        ValueError: The spaces of an agent differ from the spaces of its module.
     """
     agents: dict[str, list[AgentID]] = {}
     for mapping in policy.policy_mapping_fns:

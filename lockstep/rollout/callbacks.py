@@ -147,7 +147,7 @@ class EpisodeView:
         object.__setattr__(self, "_episode", episode)
 
     # Callbacks that users wrote test `isinstance(episode, SingleAgentEpisode)`. The view cannot be a subclass: it would
-    # have columns of its own, and has to show the columns of an episode that grows.
+    # have its own columns, and has to show the columns of an episode that grows.
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         return type(object.__getattribute__(self, "_episode"))

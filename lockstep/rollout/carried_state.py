@@ -35,7 +35,7 @@ class RecurrentStates:
         self._begins = np.ones(num_envs, bool)
         """`[B]` whether the next row of each environment begins an episode."""
         self._starts: list[np.ndarray] = []
-        """`_begins` at each vector step of the collect under way."""
+        """`_begins` at each vector step of the present collect."""
 
     def forget(self) -> None:
         """Mark that the next row begins an episode in all environments."""

@@ -20,7 +20,7 @@ class EnvRunnersSection(Section[ConfigT]):
     name = "env_runners"
 
     num_env_runners: int = option(0, ge=0)
-    """Number of processes that collect, each with environments of its own (needs the extra `ray`); 0 collects in this
+    """Number of processes that collect, each with its own environments (needs the extra `ray`); 0 collects in this
     process."""
     num_envs_per_env_runner: int = option(8, ge=1)
     """Number of environments of each runner. `num_envs` of `lockstep train` and `lockstep.train` is the number of

@@ -109,7 +109,8 @@ class EnvRunner:
 
     @staticmethod
     def _streams(streams: RandomStreams | None, index: int, generation: int) -> RandomStreams:
-        """Return the random streams of a runner: those of all runners, or those of its generation."""
+        """Return the random streams of a runner: the common ones, or after a replacement the streams of its
+        generation."""
         streams = streams or RandomStreams(0)
         return streams.child(f"replaced/{index}/{generation}") if generation else streams
 

@@ -78,7 +78,7 @@ def not_finite(columns: Iterable[tuple[str, np.ndarray]]) -> list[NonFiniteValue
     an action. Of observation and reward the observation counts as the first cause.
 
     Args:
-        columns: Names and columns `[T, ...]`; those of observations are `[T + 1, ...]`.
+        columns: Names and columns `[T, ...]`; columns of observations are `[T + 1, ...]`.
     """
     values = []
     for name, column in columns:
@@ -93,8 +93,8 @@ def first_not_finite(column: np.ndarray) -> np.ndarray | None:
     """Return the index of the first NaN or infinity; None if there is none or the values are not floats."""
     if column.dtype.kind != "f":
         return None
-    # A finite sum proves that all values are finite, and is faster than looking at each. It may overflow, too, so that
-    # a sum that is not finite proves nothing.
+    # A finite sum proves that all values are finite, and is faster than looking at each. A sum may also overflow, so
+    # that a sum that is not finite proves nothing.
     if np.isfinite(np.add.reduce(column, None)) or np.isfinite(column).all():
         return None
     return np.argwhere(~np.isfinite(column))[0]

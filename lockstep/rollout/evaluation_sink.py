@@ -25,9 +25,9 @@ from lockstep.rollout.stepper import CHUNK
 class EvaluationSink(FragmentSink):
     """Sink for evaluation: decides which episodes count, over the environments of all runners, and stores nothing.
 
-    The first episodes that start count, however long they last: returns and lengths are bit for bit those of one
-    `Collector` of all environments. A runner takes up to 128 vector steps before it reports which episodes ended, so
-    that an evaluation may take up to 127 vector steps more than it needs.
+    The first episodes that start count, however long they last: returns and lengths equal bit for bit the results
+    of one `Collector` of all environments. A runner takes up to 128 vector steps before it reports which episodes
+    ended, so that an evaluation may take up to 127 vector steps more than it needs.
     """
 
     def collect(self, sample: Sample, n_step: int | None, n_episode: int | None, version: int) -> CollectResult:

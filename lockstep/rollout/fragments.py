@@ -144,9 +144,9 @@ class Fragment:
 
         Args:
             store: The store.
-            envs: Environments of the store that are those of this fragment.
+            envs: Environments of the store that this fragment is written to.
             first: Row of the store for the fragment's first row.
-            num_steps: Number of rows of the longest fragment that is written beside this one.
+            num_steps: Number of rows of the longest fragment of the same rollout.
         """
         size = self.num_steps
         rows = slice(first, first + size)
@@ -174,7 +174,7 @@ class AgentFragment:
     weights_seq_no: int
     """Version of the weights that acted."""
     pieces: list[tuple[MultiAgentEpisode, int]]
-    """Each piece with the index of its environment among those of all runners, sorted by environment."""
+    """Each piece with the index of its environment among all environments of all runners, sorted by this index."""
     ended_in_step: np.ndarray
     """`[n]` vector step in which each episode ended."""
     stats: CollectStats
@@ -210,7 +210,7 @@ class UnstoredFragment:
     ended_in_step: np.ndarray
     """`[n]` vector step in which each episode ended."""
     ended_in_env: np.ndarray
-    """`[n]` index of each episode's environment among those of all runners."""
+    """`[n]` index of each episode's environment among all environments of all runners."""
     stats: CollectStats
     """Statistics of the sample."""
 

@@ -233,7 +233,7 @@ class GroupCollector(CollectorTraits):
     # -- settings that runners take from their configuration ---
 
     def reseed(self, streams: RandomStreams) -> None:
-        """Raise `ValueError`: the random streams of env runners are those of their configuration."""
+        """Raise `ValueError`: env runners derive their random streams from their configuration."""
         raise ValueError("streams do not reach env runners, which have those of their configuration; leave them out")
 
     def set_callbacks(self, callbacks: Sequence[EnvironmentCallback]) -> None:
@@ -262,9 +262,9 @@ class GroupCollector(CollectorTraits):
 class EvaluationCollector(GroupCollector):
     """Collector over env runners for evaluation. It stores nothing, and returns the returns and lengths of episodes.
 
-    They are bit for bit those of one `Collector` of all environments; see `EvaluationSink`. A collect of `n_step` steps
-    is rounded up to whole vector steps of all environments. A collect of `n_episode` episodes begins new episodes, and
-    the first that start count.
+    They equal bit for bit the results of one `Collector` of all environments; see `EvaluationSink`. A collect of
+    `n_step` steps is rounded up to whole vector steps of all environments. A collect of `n_episode` episodes begins new
+    episodes, and the first that start count.
     """
 
     counts_afterwards = True

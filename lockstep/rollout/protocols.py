@@ -143,7 +143,7 @@ class CollectorLike(Protocol):
     launches_updates: ClassVar[bool]
     """Whether `collect` takes `then=`, a function that launches the next update on the device of the steps."""
     in_runners: ClassVar[bool]
-    """Whether the environments are those of env runners. Random streams and callbacks are then made in the runners'
+    """Whether env runners step the environments. Random streams and callbacks are then constructed in the runners'
     processes from the configuration; objects of this process do not reach them."""
     counts_afterwards: ClassVar[bool]
     """Whether the collector decides after the steps which episodes count, so that callbacks cannot watch only those."""

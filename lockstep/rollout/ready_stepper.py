@@ -63,11 +63,11 @@ class ReadyStepper(VectorStepper):
             )
         super().__init__(policy, env, streams)
         self._acted_on = map_tree(np.copy, allocate(self.observation_space, env.num_envs))
-        """`[B, ...]` stored observation that each environment's action under way was chosen for."""
+        """`[B, ...]` stored observation that each environment's unfinished action was chosen for."""
         self._env_actions: dict[int, Any] = {}
-        """Action under way as the environment takes it, by row; filled only if a callback reads episodes."""
+        """Unfinished action as the environment takes it, by row; filled only if a callback reads episodes."""
         self._actions: np.ndarray | None = None
-        """`[B, ...]` actions under way as learned from; None before the first action."""
+        """`[B, ...]` unfinished actions as learned from; None before the first action."""
 
     def _store_for(self, buffer: RolloutStore | ReplayBuffer | None, raise_on_nan: bool) -> RolloutStore | None:
         if isinstance(buffer, RolloutStore):
@@ -152,7 +152,7 @@ class ReadyStepper(VectorStepper):
             if lost.size:
                 writer.buffer.cut(lost)
             if uncounted:
-                # Steps that were under way before a collect by episodes began. They are not stored, so the episodes
+                # Steps that had been sent before a collect by episodes began. They are not stored, so the episodes
                 # have a gap there.
                 rows = np.array([answer.row for answer in uncounted])
                 writer.leave_out(rows, np.array([answer.final_obs is not None for answer in uncounted]))

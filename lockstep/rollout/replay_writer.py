@@ -306,7 +306,7 @@ class PieceWriter:
         self._added = self._num_added()
 
     def _agents_by_spaces(self, frozen: Collection[str]) -> dict[str, list[AgentID]]:
-        """Return the agents whose spaces are those of a module, by module id, without the `frozen` modules."""
+        """Return the agents that have the spaces of a module, by module id, without the `frozen` modules."""
         observation_spaces, action_spaces = self._spaces
         agents: dict[str, list[AgentID]] = {}
         for module_id, part in self._parts.items():

@@ -152,7 +152,7 @@ class EnvRunnerGroup:
 
     Weights: `set_weights` stores the weights once where all runners can read them. Each runner takes them with its next
     request, so that new weights cost no round trip. The learner computes the statistics of observation normalisers, as
-    it sees the raw rows of all runners, and they travel with the weights; runners need no statistics of their own.
+    it sees the raw rows of all runners, and they travel with the weights; runners need no statistics.
     Rewards are scaled in the learner only. So no statistics have to be merged.
 
     Lost runners: a runner that dies, or takes longer than `section.sample_timeout_s`, is replaced. Each answer contains
@@ -284,8 +284,7 @@ class EnvRunnerGroup:
 
         Raises:
             ValueError: Not exactly one of the two amounts is passed, or a request of `ask` is not answered yet.
-            EnvRunnerError, EnvironmentStepError, MalformedBufferError: See the class. Exceptions are those of
-                `EnvRunner.sample`.
+            EnvRunnerError, EnvironmentStepError, MalformedBufferError: See the class and `EnvRunner.sample`.
         """
         if self._in_flight:
             raise ValueError(f"{self.num_in_flight} asynchronous requests are under way; call drain() before sample()")

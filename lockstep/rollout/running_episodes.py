@@ -16,7 +16,7 @@ class EndedEpisode(NamedTuple):
     vector_step: int
     """Vector step of the collect in which the episode ended."""
     env: int
-    """Index of the environment among those of the stepper."""
+    """Index of the environment in the stepper."""
 
 
 class RunningEpisodes:
@@ -80,7 +80,7 @@ class RunningEpisodes:
 
         Args:
             b: Index of the environment.
-            step: Vector step in which the episode ended, counted from the beginning of the run under way.
+            step: Vector step in which the episode ended, counted from the beginning of the present run.
         """
         episode = EndedEpisode(float(self.returns[b]), int(self.lengths[b]), self.vector_steps + step, b)
         self.returns[b] = 0.0

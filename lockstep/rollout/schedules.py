@@ -21,7 +21,7 @@ WAIT_S = 1.0
 
 
 class SampleSchedule(ABC):
-    """Base class of the schedules, which request fragments from the runners of a group and choose those of a collect.
+    """Base class of the schedules, which request fragments from env runners and choose the fragments of a collect.
 
     A collector calls `check_amount` and `publish` at the beginning of each collect. Its sink then calls `fragments`,
     once or several times.
@@ -111,7 +111,7 @@ class SynchronousSampling(SampleSchedule):
         return {}
 
     def set_state(self, state: Mapping[str, Any], waiting: list[StoredFragment]) -> None:
-        """Do nothing: the whole state is that of the runners."""
+        """Do nothing: the schedule has no state beside that of the runners."""
 
 
 class AsynchronousSampling(SampleSchedule):
@@ -192,7 +192,7 @@ class AsynchronousSampling(SampleSchedule):
 
     @abstractmethod
     def _choose(self) -> list[StoredFragment]:
-        """Remove the fragments of the next rollout from `waiting` and return them; request those of later rollouts."""
+        """Remove the fragments of the next rollout from `waiting` and return them; request fragments of later ones."""
 
     def take(self, fragments: list[StoredFragment]) -> None:
         """Append fragments to `waiting`, and count their steps as sampled."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.data.multi_agent_episode import MultiAgentEpisode
 from lockstep.data.rollout import RolloutStore
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.base_collector import check_no_data
@@ -166,7 +167,10 @@ class EpisodeStorageSink(StorageSink):
     def write(self, fragments: Sequence[AgentFragment], version: int) -> None:
         """Write the fragments into the buffer. `version` is not used: the steps carry the version that acted."""
         self._writer.begin()
-        self._writer.add([piece for fragment in fragments for piece in fragment.pieces])
+        pieces: list[tuple[MultiAgentEpisode, int]] = []
+        for fragment in fragments:
+            pieces += fragment.pieces
+        self._writer.add(pieces)
 
     @property
     def buffer(self) -> AgentBuffer | None:
@@ -205,7 +209,7 @@ class EpisodeStorageSink(StorageSink):
 def storage_sink(policy: LearningPolicy, schedule: SampleSchedule) -> StorageSink:
     """Return the sink that stores the fragments of a schedule, for one agent or for several.
 
-    Raises `ValueError` if the policy was made for environments with other spaces than those of the runners.
+    Raises `ValueError` if the policy was made for environments with other spaces than the runners'.
     """
     agents_of_modules = checked_agents_of_modules(policy, schedule)
     if agents_of_modules:

@@ -33,7 +33,7 @@ class TensorCollector(BaseCollector):
         seed: Seed of the collector's random streams.
         streams: Random streams, instead of `seed`.
         share: Share of the environments of several ranks. Each rank has a collector, and all ranks make the same calls.
-            Rows, actions, statistics and state are then those of one collector with all environments.
+            Rows, actions, statistics and state then equal the results of one collector with all environments.
 
     Raises:
         ValueError: `share` is one of several, and the environments do not draw random numbers by rows (`TensorEnv`

@@ -37,7 +37,7 @@ class TensorStepper(Stepper):
     collect captures them in a graph, and later collects are one launch. `end_collect` waits for the device and reads
     which episodes ended. In between, an update can be launched on the same device.
 
-    With several ranks, amounts and statistics are those of the environments of all ranks.
+    With several ranks, amounts and statistics refer to the environments of all ranks.
 
     Args:
         policy: The policy, with its network on the device of the environments.
@@ -74,7 +74,7 @@ class TensorStepper(Stepper):
                 )
             env.tensors.share = share
         super().__init__(policy, env, streams, (share.rank * env.num_envs, share.number * env.num_envs))
-        # The amounts and statistics of a collect are those of all ranks.
+        # The amounts and statistics of a collect refer to the environments of all ranks.
         self.num_envs = self.num_envs_in_all
         self.agents_of_modules = {}
         self.num_steps = num_steps

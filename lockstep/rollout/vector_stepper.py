@@ -51,8 +51,8 @@ class VectorStepper(Stepper):
         """
         self._observation_space: Any = raw_space
         if pipeline is not None and not pipeline.is_identity:
-            # A copy, because connectors with a memory hold a state for each environment: those of training and those of
-            # evaluation must not share it.
+            # A copy, because connectors with a memory have a state for each environment, which the environments of
+            # training and of evaluation must not share.
             self.recorded = pipeline.copy()
             self._observation_space = self.recorded.observation_space
         part.check_spaces(raw_space, self.env.action_space)
@@ -217,8 +217,8 @@ class VectorStepper(Stepper):
     def run(self, most: int) -> int:
         """Take and store at most `CHUNK` vector steps, and return the number of steps that count.
 
-        This is the hot loop of collection. What one vector step costs here beside acting and stepping is Python
-        overhead, so attributes are looked up before the loop.
+        This is the hot loop of collection. Everything here except acting and stepping is overhead of Python, so
+        attributes are looked up before the loop.
         """
         policy = self.policy
         store = self.store
