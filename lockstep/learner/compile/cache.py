@@ -31,6 +31,8 @@ from lockstep.learner.compile.code_folder import CHECKSUM, SUFFIX, bound, cache_
 
 CompiledCode = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """Compiled graph: maps the graph's inputs to its outputs. Inputs that the graph modifies are modified in place."""
+LIBRARY_RUNNER: Any = getattr(getattr(torch._C, "_aoti", None), "AOTIModelContainerRunnerCpu", None)
+"""torch's class that loads compiled libraries. It is private; None in a version of torch without it."""
 OPTIONS = {"cpp.use_decompose_tanh": True, "memory_planning": True}
 """Options of the compiler.
 
@@ -157,7 +159,7 @@ class PendingCode:
                 return None
             # Without the check, code that is called with inputs of another layout reads memory beyond their ends.
             os.environ.setdefault("AOTI_RUNTIME_CHECK_INPUTS", "1")
-            runner: Any = torch._C._aoti.AOTIModelContainerRunnerCpu(str(self._path), 1)
+            runner = LIBRARY_RUNNER(str(self._path), 1)
             os.utime(self._path)  # `bound` deletes what was not used for the longest time
         except (OSError, ValueError, RuntimeError):
             return None

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from lockstep.data.trees import leaves, map_tree, named_leaves
-from lockstep.learner.compile.cache import OPTIONS, CompiledCode, PendingCode
+from lockstep.learner.compile.cache import LIBRARY_RUNNER, OPTIONS, CompiledCode, PendingCode
 from lockstep.learner.compile.recorded import NotRecordedError, record
 from lockstep.learner.minibatches import TensorColumns, take_minibatch
 from lockstep.learner.optimizers import NO_AVG, NO_AVG_SQ, RegisteredOptimizer
@@ -196,6 +196,10 @@ class CompiledUpdate:
     def reason_to_run_eagerly(self) -> str | None:
         """Return the reason why gradient steps cannot be compiled, as a clause for messages; None if they can."""
         learner = self.learner
+        if learner.device.type == "cpu" and LIBRARY_RUNNER is None:
+            return (
+                f"torch {torch.__version__} has another way to load compiled code than this version of Lockstep knows"
+            )
         with_memory = [module_id for module_id, has_memory in learner.modules_with_memory().items() if has_memory]
         if with_memory:
             return f"the modules {with_memory} have memory, and recurrent layers are not compiled"
