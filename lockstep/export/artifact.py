@@ -26,7 +26,8 @@ from lockstep.export.parity import Acting, Proof
 from lockstep.modules import RLModule
 from lockstep.ops.distributions import Bernoulli, Categorical, Composite, DiagGaussian, Distribution
 from lockstep.state.replace import clear_stale, move_into_place, temporary_sibling
-from lockstep.state.trust import SIGNATURE, signature_of
+from lockstep.state.signatures import signature_of
+from lockstep.state.trust import SIGNATURE
 
 ACT = "act.py"
 README = "README.md"

@@ -15,7 +15,8 @@ from lockstep.data.indices import Indices
 from lockstep.data.trees import Tree
 from lockstep.export.formats import FILES, read
 from lockstep.export.graph import NOISE, REWARD, STATE_IN, STATE_OUT, ExportError
-from lockstep.state.trust import HOW_TO_TRUST, SIGNATURE, UntrustedError, is_signature, trusts_files
+from lockstep.state.signatures import HOW_TO_TRUST, is_signature, trusts_files
+from lockstep.state.trust import SIGNATURE, UntrustedError
 
 CARD = "card.json"
 """File that describes the artefact."""

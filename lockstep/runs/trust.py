@@ -8,7 +8,8 @@ from typing import Any
 
 from lockstep.state.checkpoint import MANIFEST, CheckpointError, read_checkpoint
 from lockstep.state.names import is_of_lockstep
-from lockstep.state.trust import named_objects, names_module, without_signature, write_signatures
+from lockstep.state.signatures import write_signatures
+from lockstep.state.trust import named_objects, names_module, without_signature
 from lockstep.tracking import RunFolder
 from lockstep.tracking.run_folder import CONFIG, find_run
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from warm import run_python
 
-from lockstep.state import trust
+from lockstep.state import signatures, trust
 from lockstep.state.trust import FileNames, Kind, NameInFile, UntrustedError
 
 MAPPING = Kind("a subclass of dict", (dict,))
@@ -56,23 +56,23 @@ def names_of(tree=None, *, word=False, file="config.json"):
 
 def test_the_key_is_made_once_and_only_its_owner_can_read_it(home):
     assert not (home / "config").exists()
-    first = trust.signature_of(OWN)
+    first = signatures.signature_of(OWN)
     key = home / "config" / "lockstep" / "trust.key"
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert stat.S_IMODE(key.parent.stat().st_mode) == 0o700
     assert len(key.read_bytes()) == 32
-    assert trust.signature_of(OWN) == first
+    assert signatures.signature_of(OWN) == first
     assert [each.name for each in key.parent.iterdir()] == ["trust.key"]
 
 
 def _sign(payload):
-    return trust.signature_of(payload)
+    return signatures.signature_of(payload)
 
 
 def test_processes_that_begin_together_make_one_key(home):
     with multiprocessing.get_context("forkserver").Pool(4) as pool:
-        signatures = pool.map(_sign, [OWN] * 8)
-    assert len(set(signatures)) == 1
+        found = pool.map(_sign, [OWN] * 8)
+    assert len(set(found)) == 1
 
 
 @pytest.mark.parametrize("mode, content", [(0o644, b"x" * 32), (0o640, b"x" * 32), (0o600, b"short"), (0o600, b"")])
@@ -82,22 +82,22 @@ def test_a_key_that_others_can_read_or_that_is_none_is_not_used(home, mode, cont
     key.write_bytes(content)
     key.chmod(mode)
     with pytest.warns(RuntimeWarning, match="nobody else can read"):
-        assert trust.signature_of(OWN) is None
+        assert signatures.signature_of(OWN) is None
     with pytest.warns(RuntimeWarning, match="nobody else can read"):
-        assert not trust.is_signature(OWN, "0" * 64)
+        assert not signatures.is_signature(OWN, "0" * 64)
     assert key.read_bytes() == content
 
 
 def test_without_a_home_folder_nothing_is_signed_and_the_word_is_needed(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "missing"))
-    assert trust.signature_of(OWN) is None
+    assert signatures.signature_of(OWN) is None
     assert trust.signed(OWN) == OWN
     assert not names_of(trust.signed(OWN)).is_trusted
     assert names_of(trust.signed(OWN), word=True).is_trusted
     assert not (tmp_path / "missing").exists()
     with pytest.raises(ValueError, match="no key"):
-        trust.write_signatures(tmp_path, [OWN])
+        signatures.write_signatures(tmp_path, [OWN])
 
 
 def test_own_names_are_recognised_after_json_and_other_options_may_change():
@@ -140,7 +140,7 @@ def test_a_signature_of_another_user_does_not_count(monkeypatch, tmp_path):
     made = trust.signed(OWN)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
     assert not names_of(made).is_trusted
-    trust.signature_of(OWN)
+    signatures.signature_of(OWN)
     assert not names_of(made).is_trusted
 
 
@@ -167,7 +167,7 @@ def test_a_folder_can_hold_the_signatures_of_files_below_it(tmp_path):
     inner = tmp_path / "run" / "checkpoints" / "step_1"
     inner.mkdir(parents=True)
     assert not names_of(OWN, file=inner).is_trusted
-    trust.write_signatures(tmp_path / "run", [trust.named_objects(OWN)])
+    signatures.write_signatures(tmp_path / "run", [trust.named_objects(OWN)])
     assert names_of(OWN, file=inner).is_trusted
     assert not names_of(OWN, file=tmp_path / "other").is_trusted
     for content in ("{", '{"signatures": 3}', '{"signatures": [3]}', "[]"):
