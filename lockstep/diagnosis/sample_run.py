@@ -97,7 +97,7 @@ class SampleRun:
             kind = "of several agents" if policy.is_multi_agent else "with memory"
             sample.note = f"networks {kind} are not looked at"
             return sample
-        sample._read_action_space(policy)
+        sample.read_action_space(policy)
         if sample.not_finite:
             return sample  # every other measurement would be NaN too
 
@@ -148,7 +148,8 @@ class SampleRun:
                 collector.collect(n_step=16 * envs.num_envs)
         return store
 
-    def _read_action_space(self, policy: Policy) -> None:
+    def read_action_space(self, policy: Policy) -> None:
+        """Read the space that the module acts in, and whether its actions are squashed."""
         acting = policy.acting[next(iter(policy.acting))]
         action_connector = acting.connectors.actions
         self.action_space = policy.action_space if action_connector is None else action_connector.module_space

@@ -244,7 +244,7 @@ def test_list_markdown_is_the_reference_of_every_option(lockstep: Command) -> No
     assert text.count("| `training.num_epochs` | `int` | `1` |") == 1, "a shared option stands once"
     for name, section in ALGORITHMS[0]().sections.items():
         assert all(f"| `{name}.{field.name}` |" in text for field in fields(section))
-    assert "| `training.lambda_` | `float` | `0.95` | lambda of GAE (Schulman et al. 2016) |" in text
+    assert "| `training.lambda_` | `float` | `0.95` | Lambda of GAE (Schulman et al. 2016). |" in text
     assert "| `rl_module.model_config.hiddens` |" in text
 
 
