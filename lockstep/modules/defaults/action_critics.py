@@ -189,7 +189,7 @@ class DefaultSACModule(TransitionModule):
     def compute_values(self, batch: Batch) -> Tensor:
         """Return the value `[N]` of the best action, without entropy: the smallest over the critics."""
         if self.has_raw_sequences(batch):
-            return self.run_memories(batch, lambda rows: {"vf_preds": self.compute_values(rows)})["vf_preds"]
+            return self._sequence_values(batch)
         critics = require_part(self.critics)
         if critics.is_discrete:
             best: Tensor = critics(batch["obs"]).amin(0).amax(-1)
@@ -220,7 +220,7 @@ class DefaultTQCModule(DefaultSACModule):
     def compute_values(self, batch: Batch) -> Tensor:
         """Return the value `[N]` of the policy's mode, without entropy: the mean of all quantiles."""
         if self.has_raw_sequences(batch):
-            return self.run_memories(batch, lambda rows: {"vf_preds": self.compute_values(rows)})["vf_preds"]
+            return self._sequence_values(batch)
         dist = self.action_dist_cls.from_inputs(self._forward(batch)["action_dist_inputs"])
         values: Tensor = require_part(self.critics)(batch["obs"], dist.mode()).mean((0, -1))
         return values
@@ -262,7 +262,7 @@ class DefaultTD3Module(TransitionModule):
     def compute_values(self, batch: Batch) -> Tensor:
         """Return the first critic's value `[N]` of the policy's action."""
         if self.has_raw_sequences(batch):
-            return self.run_memories(batch, lambda rows: {"vf_preds": self.compute_values(rows)})["vf_preds"]
+            return self._sequence_values(batch)
         actions = self.compute_actions(batch)
         values: Tensor = require_part(self.critics)(batch["obs"], actions, first_only=True)[0]
         return values

@@ -70,7 +70,7 @@ class DefaultQModule(TransitionModule):
     def compute_values(self, batch: Batch) -> Tensor:
         """Return the value `[N]` of the best action."""
         if self.has_raw_sequences(batch):
-            return self.run_memories(batch, lambda rows: {"vf_preds": self.compute_values(rows)})["vf_preds"]
+            return self._sequence_values(batch)
         values = self.mean_values(self.value_outputs(batch))
         return self.masked(batch, values).amax(-1)
 

@@ -80,8 +80,12 @@ class TransitionModule(DefaultActorCriticModule):
     def compute_values(self, batch: Batch) -> Tensor:
         """Return state values `[N]`. `RuntimeError` for a module built with `inference_only`."""
         if self.has_raw_sequences(batch):
-            return self.run_memories(batch, lambda rows: {"vf_preds": self.compute_values(rows)})["vf_preds"]
+            return self._sequence_values(batch)
         return super().compute_values(batch)
+
+    def _sequence_values(self, batch: Batch) -> Tensor:
+        """Run the memories over the batch's sequences, and return the state values `[B, T]` of their features."""
+        return self.run_memories(batch, lambda rows: {"vf_preds": self.compute_values(rows)})["vf_preds"]
 
     def forward_inference(self, batch: Batch) -> dict[str, Tensor]:
         """Return the outputs for acting: `"action_dist_inputs"`, and with memory the last real row's `"state_out"`."""
