@@ -165,6 +165,7 @@ class ActingPolicy:
         Raises `ValueError` for the weights of another network; nothing is changed then.
         """
         self.module.set_flat_weights(weights.flat)
+        # Statistics travel with the weights: the network was trained on observations that were normalised with them.
         if weights.obs_state:
             self.connectors.obs.set_state(weights.obs_state)
         if weights.timesteps:

@@ -230,6 +230,7 @@ class Policy:
     @property
     def weights_seq_no(self) -> int:
         """Version of the weights."""
+        # With learners in other processes the version is that of the copies that act here.
         if self.learner_group.is_local:
             return self.learner_group.learner.weights_seq_no
         return next(iter(self.acting.values())).weights_seq_no
@@ -767,6 +768,7 @@ class Policy:
 
     def _learn_in_process(self, config: BaseConfig) -> None:
         """Replace the learners by one in this process, built from `config`, with their state."""
+        # The state first, because it is lost with the processes.
         state = self.learner_group.get_state()
         self.learner_group.shutdown()
         if self.is_multi_agent:

@@ -236,6 +236,7 @@ class AgentStepper(Stepper):
 
     def end_collect(self) -> dict[str, Any]:
         """Store the pieces of all episodes, and return the statistics of the agents."""
+        # Running episodes are stored as far as they are, and continue in a new piece.
         for b in np.flatnonzero(self._is_running).tolist():
             self._add_piece(b)
             self.adapters[b].episode = self.adapters[b].episode.cut()
@@ -339,6 +340,8 @@ class AgentStepper(Stepper):
 
     def _begin(self, b: int) -> None:
         """Reset environment `b` and begin an episode."""
+        # The mapping may have been replaced in the run. It takes effect with the next episode, so that an agent keeps
+        # its module within an episode.
         self.adapters[b].mapping_fn = self.policy.policy_mapping_fn
         env_number = self.rows.start + b
         episode_number = int(self.begun[b])

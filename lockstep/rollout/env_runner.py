@@ -111,6 +111,7 @@ class EnvRunner:
     def _streams(streams: RandomStreams | None, index: int, generation: int) -> RandomStreams:
         """Return the random streams of a runner: the common ones, or after a replacement the streams of its
         generation."""
+        # A successor that repeated the numbers of a lost runner could run into the same error again.
         streams = streams or RandomStreams(0)
         return streams.child(f"replaced/{index}/{generation}") if generation else streams
 

@@ -109,6 +109,7 @@ class GroupCollector(CollectorTraits):
         """
         self.schedule.check_amount(n_step, n_episode, random)
         started = time.perf_counter()
+        # The version before sampling: it tells which steps were acted by the weights that will learn from them.
         version = self.policy.weights_seq_no
         self.schedule.publish(self.policy)
         sample = partial(self.schedule.fragments, random=random)

@@ -91,6 +91,7 @@ class ReplayWriter(RolloutStore):
         self.clear()
         self._replay.reset(keep_statistics)
         if not keep_statistics:
+            # The next rows of running episodes are in the middle of an episode, although the buffer is empty.
             self._replay.cut(np.flatnonzero(running), goes_on=True)
 
     def leave_out(self, envs: np.ndarray, ended: np.ndarray) -> None:
@@ -153,6 +154,7 @@ class ReplayWriter(RolloutStore):
             if t in self.uncounted:
                 envs = self.uncounted[t]
                 self.leave_out(envs, self.terminateds[t, envs] | self.truncateds[t, envs])
+            # All rows at once is the usual case, and needs no copy of the rows.
             rows = None if self.all_valid else np.flatnonzero(self.valid[t])
             if rows is None or len(rows) == self.num_envs:
                 self._replay.add(batch)
@@ -298,6 +300,7 @@ class PieceWriter:
         """
         if self._buffer is None:
             return
+        # Modules without a critic never learn, and need no replay buffer.
         frozen = [module_id for module_id, part in self._parts.items() if part.module.inference_only]
         if agents is None:
             agents = self._agents_by_spaces(frozen)

@@ -95,6 +95,8 @@ class VectorStepper(Stepper):
     def set_buffer(self, buffer: RolloutStore | ReplayBuffer | None, raise_on_nan: bool) -> None:
         is_other = buffer is not self.buffer
         self.store = self._store_for(buffer, raise_on_nan)
+        # The first rows of running episodes are in the old buffer: returns and stacks of frames in the new one must not
+        # reach back to them.
         if is_other and self.episodes.is_begun and self.store is not None:
             self.store.begin_in_mid_episode(self.episodes.lengths == 0)
 
@@ -141,6 +143,8 @@ class VectorStepper(Stepper):
         if self.exploring is not None:
             self.exploring.forget()
         if self.store is not None:
+            # Rows of an unfinished rollout stay, and their episodes are cut behind the last row. An empty store only
+            # gets new episode ids.
             if self.store.size:
                 self.store.cut()
             else:
@@ -364,6 +368,7 @@ class VectorStepper(Stepper):
         rng = self.streams.numpy("random_actions")
         rows = slice(self.rows.start, self.rows.start + number)
         masks = masks_in(obs, self.observation_space, space)
+        # Environments of other steppers get any mask: their numbers are drawn and not used.
         if masks is not None and len(masks) < self.num_envs_in_all:
             all_masks = np.ones((self.num_envs_in_all, masks.shape[1]), bool)
             all_masks[rows] = masks
