@@ -80,6 +80,8 @@ class LearnerWorker(Worker):
         self._store: Any = None
         self._snapshot: LearnerSnapshot | None = None
         """The learner before the present call, until all learners have executed it."""
+        self._is_connected = False
+        """Whether the learner is connected with the others."""
 
     def serve(self, num_learners: int) -> CallResult:
         """Open the key-value store through which learners find each other, and return its address."""
@@ -108,6 +110,7 @@ class LearnerWorker(Worker):
             if self.learner is None:
                 self.learner = build(reducer=reducer)
             self.learner.reducer = reducer
+            self._is_connected = True
             return self.learner.modules_with_memory()
 
         return _call(work)
@@ -169,9 +172,11 @@ class LearnerWorker(Worker):
         return replace(result, modules=self.learner.modules_with_memory())
 
     def _leave(self) -> None:
-        if self.learner is not None and not isinstance(self.learner.reducer, _DisconnectedReducer):
+        """Disconnect from the other learners, whose reductions then fail instead of waiting for this one."""
+        if self.learner is not None and self._is_connected:
             self.learner.reducer.close()
             self.learner.reducer = _DisconnectedReducer()
+            self._is_connected = False
 
 
 class _DisconnectedReducer(Reducer):
