@@ -300,7 +300,7 @@ class PieceWriter:
         """
         if self._buffer is None:
             return
-        # Modules without a critic never learn, and need no replay buffer.
+        # Inference-only modules never learn, and need no replay buffer.
         frozen = [module_id for module_id, part in self._parts.items() if part.module.inference_only]
         if agents is None:
             agents = self._agents_by_spaces(frozen)
