@@ -93,8 +93,12 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
         return tuple(names)
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
-        """Return the columns of a rollout for all passes: advantages, value targets and outputs of the old policy."""
+        """Return the train batch of a rollout, which all passes use.
+
+        It has observations, actions, advantages, value targets and the recorded outputs of the old policy.
+        """
         config = self.config_of(module_id)
+        # One forward pass over the whole rollout, before the first gradient step.
         rollout = self.evaluate(module_id, trajectories)
         advantages, targets = self.generalized_advantages(module_id, trajectories, rollout)
         columns = {
@@ -144,7 +148,8 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
         loss = policy_loss + config.vf_loss_coeff * vf_loss - self.coefficient(module_id, "entropy_coeff") * entropy
 
         if config.kl_coeff > 0:
-            # The exact divergence, because the approximation has no gradient here.
+            # The penalty needs a gradient. `approximate_kl` above has none: it was computed from detached
+            # log-probabilities, for the metric only. So the exact divergence takes its place.
             old_dist = dist_cls.from_inputs(batch[Columns.ACTION_DIST_INPUTS])
             mean_kl = self.masked_mean(old_dist.kl(dist), batch)
             loss = loss + self.registered[f"{module_id}/kl_coeff"] * mean_kl
@@ -177,7 +182,10 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
 
 
 class PPOConfig(AlgorithmConfig):
-    """`PPOConfig().environment("CartPole-v1").training(lr=3e-4).build_trainer().run()`."""
+    """Configuration of PPO.
+
+    Example: `PPOConfig().environment("CartPole-v1").training(lr=3e-4).build_trainer().run()`.
+    """
 
     algorithm = "ppo"
     explorations = ("gsde",)

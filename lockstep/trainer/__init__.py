@@ -1,4 +1,4 @@
-"""Trainers: short loops that emit events."""
+"""Trainers: loops of collecting, learning and evaluating, which notify callbacks with events."""
 
 from typing import Any
 
@@ -30,7 +30,8 @@ from lockstep.trainer.self_play import Opponents, SelfPlay
 
 save_trainer = BaseTrainer.save_to_path
 restore_trainer = BaseTrainer.restore_from_path
-AlgorithmConfig.trainer_factory = staticmethod(build_trainer)  # the one upward wire: see docs/architecture.md
+# `config.build_trainer()` calls this function, but configurations are in a lower folder and cannot import it.
+AlgorithmConfig.trainer_factory = staticmethod(build_trainer)
 
 __all__ = [
     "BaseTrainer",

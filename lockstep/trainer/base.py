@@ -230,21 +230,25 @@ class BaseTrainer(ABC):
         self._saved_at: tuple[int, ...] | None = None
         """`counters.progress` at the last checkpoint."""
         self._is_stepping = False
-        """Whether a training step is running, at whose end changes of modules are made."""
+        """Whether a training step is running. Modules are then added and removed at the end of the step only."""
         self._is_torn = False
         """Whether a step has begun to change the state and has not finished. A run cannot continue from such a state
         with identical results."""
         self._pending_changes: list[Callable[[], None]] = []
-        """Changes of modules that were requested during a training step."""
+        """Changes such as `add_module` that were requested during a training step, in order."""
         self._clock = time.monotonic()
-        """Time on the monotonic clock at which the run began, moved forward by the time between its starts."""
+        """Time on the monotonic clock from which the run's seconds are counted.
+
+        It is set so that the seconds before the present start of the run count, and the time between starts does not.
+        """
 
     # -- use ---
 
     def run(self, reset_collectors: bool = True, reset_buffer: bool = False) -> InfoStats:
         """Run to the end and return the statistics of the run.
 
-        Ctrl-C ends the run in the same way as its last epoch. Any other exception is raised after a last checkpoint.
+        After Ctrl-C the run ends as it would after its last epoch, and the statistics so far are returned. Any other
+        exception is raised after a last checkpoint.
         The run begins with `reset(reset_collectors, reset_buffer)`, unless the trainer was just reset or restored.
         """
         if self._phase is not RunPhase.READY:
@@ -375,7 +379,8 @@ class BaseTrainer(ABC):
                     self.stop_reason = "stop_fn"
                 # Between two steps the state is consistent, so a deferred Ctrl-C is raised here.
                 self._interrupt.check()
-                if self.stop_reason == "interrupted":  # a callback may request the same as Ctrl-C
+                if self.stop_reason == "interrupted":
+                    # A callback has returned this reason: the run ends as after Ctrl-C, without a last evaluation.
                     raise KeyboardInterrupt
 
             test_stats = self._evaluate_epoch()
@@ -488,8 +493,8 @@ class BaseTrainer(ABC):
     def _evaluate_epoch(self) -> CollectStats | None:
         """Evaluate at the end of an epoch, and return the statistics. None if no evaluation is due.
 
-        In a parallel evaluation, report the previous evaluation and begin the next one. Only at the end of the run is
-        the evaluation waited for.
+        A parallel evaluation is only begun here, and None is returned. The end of the next epoch reports it. The last
+        one of a run is waited for, and its statistics are returned.
         """
         self._report_pending_evaluation()
         is_last = self.stop_reason is not None or self.epoch >= self.max_epoch or self._has_all_steps
@@ -565,7 +570,7 @@ class BaseTrainer(ABC):
 
         def add() -> None:
             self.policy.add_module(module_id, module_spec, config_overrides, init_from, frozen=frozen)
-            self._fit_replay()
+            self._update_replay_buffers()
 
         self._apply_between_steps(add)
 
@@ -584,7 +589,7 @@ class BaseTrainer(ABC):
             for collector in self._run_state.collectors().values():
                 if collector.policy is self.policy:  # a parallel evaluation has its own modules
                     collector.leave_episodes_of(module_id)
-            self._fit_replay()
+            self._update_replay_buffers()
 
         self._apply_between_steps(remove)
 
@@ -601,7 +606,7 @@ class BaseTrainer(ABC):
 
         def change() -> None:
             self.policy.policy_mapping_fn = policy_mapping_fn
-            self._fit_replay()
+            self._update_replay_buffers()
 
         self._apply_between_steps(change)
 
@@ -621,8 +626,11 @@ class BaseTrainer(ABC):
             change = self._pending_changes.pop(0)
             change()
 
-    def _fit_replay(self) -> None:
-        """Let the collector make a replay buffer for each learning module, with the agents that it may act for."""
+    def _update_replay_buffers(self) -> None:
+        """Let the collector make or remove replay buffers, so that each module that learns has one.
+
+        A module's buffer contains the transitions of all agents for which the module may act.
+        """
         if self.train_collector is not None:
             self.train_collector.fit_replay()
 
@@ -664,9 +672,11 @@ class BaseTrainer(ABC):
         This is so after a run with smaller `total_steps`, and after a callback has ended the last epoch of a run. An
         earlier epoch that was ended by a callback stays short.
         """
-        if self.epoch_steps >= 0 or self.counters.in_epoch or self._has_all_steps:
+        is_short = self.epoch_steps < 0  # `end_epoch` has subtracted the epoch's length
+        if not is_short or self.counters.in_epoch or self._has_all_steps:
             return False
-        return self.history[-1].info_stat.stop_reason is None or self.epoch >= self.max_epoch
+        ended_by_total_steps = self.history[-1].info_stat.stop_reason is None
+        return ended_by_total_steps or self.epoch >= self.max_epoch
 
     def _end_epoch(self) -> None:
         """Emit `EpochEnd`. It follows the checkpoint, so a run that is restored from there emits it again."""
@@ -692,7 +702,8 @@ class BaseTrainer(ABC):
         failures = []
         try:
             if save:
-                # The states of callbacks may already name modules that they requested in this step.
+                # A callback that requested a new module in this step may already name it in its own state, so the
+                # checkpoint must contain the module.
                 self._apply_pending_changes()
                 if self._saved_at != self.counters.progress:
                     self._checkpoint()
@@ -735,11 +746,13 @@ class BaseTrainer(ABC):
             written = self.save_checkpoint_fn(*self.counters.step_counts)
         path = None if written is None else Path(written)
 
-        # Callbacks record their own checkpoints: a record without path would follow theirs and hide it. The checkpoint
-        # of an error is not recorded, because a run must not be resumed from such a state.
-        has_saver = any(callback.writes_checkpoints for callback in self.callbacks)
+        # `resume_from_log` uses the log's last record only. Callbacks that write checkpoints record them with a path; a
+        # record without path after theirs would replace it. The checkpoint of an error is not recorded, because a run
+        # must not be resumed from such a state.
+        callbacks_record = any(callback.writes_checkpoints for callback in self.callbacks)
         is_error = path is not None and self.stop_reason == "error"
-        if (path is not None or not has_saver) and not is_error:
+        if (path is not None or not callbacks_record) and not is_error:
+            # `save_data` calls a function that writes the checkpoint. It is written already, so this returns its path.
             self.logger.save_data(*self.counters.step_counts, lambda *_: path)
         self._saved_at = self.counters.progress
         if path is not None:
@@ -804,7 +817,11 @@ class BaseTrainer(ABC):
         return self.position, self.steps_in_all
 
     def _may_overshoot(self) -> bool:
-        """Return whether a collect may have more steps than requested: whole episodes, or rows that only reset."""
+        """Return whether a collect may have more steps than requested.
+
+        This is so for collects of whole episodes, and for environments with NEXT_STEP autoreset: rows that only reset
+        an environment are not counted, and the additional vector step that replaces them may contain too many steps.
+        """
         next_step = getattr(getattr(self.train_collector, "env", None), "autoreset_mode", None) == "NEXT_STEP"
         return next_step or self.policy.config.env_runners.collects_whole_episodes
 
@@ -835,7 +852,7 @@ class BaseTrainer(ABC):
         )
 
     def _epoch_stats(self, test_stats: CollectStats | None) -> EpochStats:
-        """Return the statistics of the epoch, and take its metrics, which start again."""
+        """Return the statistics of the epoch, with the metrics that callbacks have logged since the last report."""
         self.seconds["total"] = time.monotonic() - self._clock
         collected = None if self.train_collector is None else self.totals.collect_stats().without_values()
         training = self.totals.training_stats()

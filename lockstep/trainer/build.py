@@ -46,8 +46,8 @@ class RunLength:
     def of(cls, config: AlgorithmConfig) -> RunLength:
         """Return the length that a configuration describes.
 
-        Where the configuration leaves the length of an epoch open, it is about a tenth of the run. If possible the
-        epochs divide the run, so that the run ends with the update that reaches `total_steps`.
+        If the configuration does not set the length of an epoch, it is about a tenth of the run. If possible, the
+        number of epochs is chosen so that all epochs are equally long.
         """
         total_steps = config.reporting.total_steps
         per_update = cls._steps_per_update(config)
@@ -55,7 +55,7 @@ class RunLength:
         if steps_per_epoch is not None:
             return cls(total_steps, per_update, _round_up(steps_per_epoch, per_update))
 
-        # A number of epochs near 10 that divides the updates makes all epochs equally long.
+        # All epochs are equally long if their number divides the number of updates. The one nearest to 10 is taken.
         num_updates = -(-total_steps // per_update)  # rounded up, like all quotients in this class
         divisors = [n for n in range(5, 21) if num_updates % n == 0]
         if divisors:
@@ -124,7 +124,8 @@ def build_trainer(
         ValueError: the configuration has options that exclude each other, or that a run cannot have.
     """
     config = config_on_ranks(config)
-    if folder is None:  # otherwise `prepare_run` has added the agents
+    if folder is None:
+        # Name a policy for each kind of agent. With a folder, `prepare_run` has done it before it wrote config.json.
         config = config.with_agents()
     _check_run(config, callbacks)
     if config.framework.compile is not False:

@@ -60,8 +60,8 @@ class Event:
 class TrainerView:
     """Read-only view of a trainer: its public attributes and methods except those that change the run.
 
-    Lists are returned as tuples, dicts as read-only mappings and the counters as a copy. Setting an attribute, and
-    reading a method that changes the run, raise `AttributeError`.
+    Lists are returned as tuples, dicts as read-only mappings and the counters as a copy. `AttributeError` is raised for
+    setting an attribute, and for access to a method that changes the run.
     """
 
     CHANGES = frozenset(
@@ -79,8 +79,8 @@ class TrainerView:
             "restore_from_path",
         }
     )
-    """Methods that change the run. Those of modules (`add_module`, ...) are allowed: the trainer delays them to the end
-    of the training step."""
+    """Methods that change the run, which a callback may not call. It may call `add_module` and the other methods that
+    change modules: the trainer delays these changes to the end of the training step."""
 
     def __init__(self, trainer: object) -> None:
         object.__setattr__(self, "_trainer", trainer)  # this class refuses assignments
@@ -131,8 +131,8 @@ class UpdateEnd(Event):
 class EvaluationEnd(Event):
     """The policy was evaluated.
 
-    Epoch and steps are those at which the evaluated policy was taken. With `evaluation_parallel_to_training` they are
-    earlier than the position of the run.
+    Epoch and steps are those at which the evaluation began. With `evaluation_parallel_to_training` the run has
+    continued since then.
     """
 
     stats: CollectStats
@@ -181,9 +181,12 @@ class Callback(EnvironmentCallback):
 
     To stop the run, return the reason as a string from an event of the run.
 
-    Events of the run are called in the trainer's process; values that are logged into `metrics` there are reported with
-    the epoch (`EpochStats.metrics`). Events of environments are called in the process that steps them: of this instance
-    in the trainer's process, and in each env runner of an instance that it makes from the class in the configuration.
+    Methods for events of the run are called in the trainer's process. Values that they log into `metrics` are reported
+    with the epoch (`EpochStats.metrics`).
+
+    Methods for events of environments are called in the process that steps the environments. If that is the trainer's
+    process, they are called on this object. An env runner in another process makes its own instance of each class in
+    `config.callbacks(...)`, and calls them on that instance.
     """
 
     writes_checkpoints: ClassVar[bool] = False
@@ -203,7 +206,7 @@ class Callback(EnvironmentCallback):
         """Handle the end of an update."""
 
     def on_evaluation_end(self, event: EvaluationEnd) -> Stop:
-        """Handle the end of an evaluation."""
+        """Handle the end of an evaluation, after its score was compared with the best one."""
 
     def on_checkpoint_saved(self, event: CheckpointSaved) -> Stop:
         """Handle a checkpoint that was written."""
@@ -215,10 +218,10 @@ class Callback(EnvironmentCallback):
         """Handle the end of a run."""
 
     def on_evaluate_start(self) -> None:
-        """Handle the beginning of an evaluation."""
+        """Handle the beginning of an evaluation. Unlike an event, this and the next two methods cannot end the run."""
 
     def on_evaluate_end(self, stats: CollectStats) -> None:
-        """Handle the end of an evaluation, before its score is compared."""
+        """Handle the end of an evaluation, before its score is computed. `on_evaluation_end` follows."""
 
     def on_checkpoint_loaded(self, path: Path) -> None:
         """Handle the checkpoint from which the trainer was restored."""
@@ -283,7 +286,7 @@ class LoggingCallback(Callback):
         self.logger = logger
 
     def on_collect_end(self, event: CollectEnd) -> None:
-        # A plain `LazyLogger` drops every record. Its dicts would cost time in each training step of a short collect.
+        # A plain `LazyLogger` drops every record. With short collects, making the dict in vain would cost time.
         if type(self.logger) is not LazyLogger:
             self.logger.log_train_data(event.stats.to_dict(), event.env_step)
 

@@ -109,7 +109,11 @@ def check_evaluation(
 
 
 def _environments_in(boundary: object) -> set[int]:
-    """Return the identities of an environment boundary, of the vector in it and of the vector's environments."""
+    """Return the identities (`id`) of a collector's environments: the collector's `env`, its vector and their parts.
+
+    Args:
+        boundary: the attribute `env` of a collector, usually a `VectorBoundary` around a vector environment.
+    """
     inner = (getattr(boundary, "env", None), *getattr(boundary, "envs", ()))
     return {id(part) for part in (boundary, *inner) if part}
 

@@ -88,7 +88,7 @@ class Counters:
 
     @property
     def progress(self) -> tuple[int, ...]:
-        """A value that differs after everything that a new checkpoint has to contain."""
+        """Value that changes whenever the run has advanced, so that a new checkpoint would differ from the last one."""
         return (*self.step_counts, self.test_episode, self.in_epoch)
 
     @property

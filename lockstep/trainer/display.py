@@ -44,8 +44,8 @@ class ProgressDisplay(Callback):
 
     Args:
         console: console of the library rich. By default one on stdout is made.
-        live: whether to redraw one display. If not, each epoch and each evaluation outside an epoch's end is printed as
-            a line. Defaults to whether the console is a terminal.
+        live: whether to redraw one display. If not, a line is printed for each epoch, and for each evaluation that is
+            not the one at the end of an epoch. Defaults to whether the console is a terminal.
         title: text above the live display.
     """
 

@@ -26,7 +26,7 @@ from lockstep.trainer.counters import StepCounts
 from lockstep.trainer.options import EvaluatorOptions
 
 FEW_STEPS = 100
-"""Number of steps after which `warn_endless` warns if the environment is registered without a limit of its episodes."""
+"""Number of steps after which `warn_endless` warns if the environment has no `max_episode_steps`."""
 SNAPSHOT = "evaluation/"
 """Prefix of the folders in a checkpoint that contain the policy under evaluation."""
 
@@ -36,7 +36,7 @@ class EvaluationResult:
     """Result of an evaluation."""
 
     step_counts: StepCounts
-    """Epoch and steps at which the evaluated policy was taken."""
+    """Epoch and steps of the training at which the evaluation began."""
     stats: CollectStats
     """Statistics of the evaluation's episodes."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -97,8 +97,8 @@ class Evaluator:
             classes: callback classes of the configuration.
 
         Raises:
-            ValueError: training would call the same object at the same time, or the collector steps environments in
-                env runners for evaluation: they only know after the fact which episodes count.
+            ValueError: a parallel evaluation would call an object that training calls at the same time, or the
+                collector has env runners for evaluation, which do not know during an episode whether it will count.
         """
         if self.collector is None:
             return
@@ -201,7 +201,7 @@ class Evaluator:
         if self.custom_function is None:
             if self.n_step is None:
                 return EvaluationResult(step_counts, self.collector.collect(n_episode=self.n_episode))
-            # A number of steps begins with new episodes; a number of episodes does so by itself.
+            # Every evaluation begins with new episodes: a collect of episodes does by itself, one of steps does not.
             self.collector.reset(reset_buffer=False, reset_stats=False)
             return EvaluationResult(step_counts, self.collector.collect(n_step=self.n_step))
 
@@ -265,7 +265,8 @@ class Evaluator:
     def folders(self, step_counts: StepCounts) -> dict[str, dict[str, Any]]:
         """Return the checkpoint folders with the policy of the pending evaluation.
 
-        There are none if the policy of the checkpoint, which is saved at `step_counts`, is the same.
+        The checkpoint already contains the trained policy, at `step_counts`. If the evaluated policy is equal to it,
+        there are no such folders.
         """
         is_same = self.pending == step_counts and self.policy.weights_seq_no == self._trained_policy.weights_seq_no
         if is_same or not self.is_pending:
@@ -393,9 +394,9 @@ def with_reward_metric(reward_metric: Callable[[Any], Any] | None, stats: Collec
     words = f"reward_metric was given returns of shape {returns.shape}, [episode, agent], and returned"
     try:
         values = np.asarray(result)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # such as a list of lists of different lengths: refused below as "not numbers"
         values = np.empty((), object)
-    if values.dtype.kind not in "fiub":
+    if values.dtype.kind not in "fiub":  # float, integer, unsigned integer, bool
         raise TypeError(f"{words} {result!r}; it must return numbers, one for each episode: shape ({num_episodes},)")
     if values.shape != (num_episodes,):
         raise ValueError(f"{words} shape {values.shape}; it must return one number for each episode: ({num_episodes},)")

@@ -125,6 +125,7 @@ class OfflineTrainer(BaseTrainer):
             num_steps = min(num_steps, self.total_steps - self.gradient_step)
         self.updates_now = num_steps
         self.policy.timesteps[STEPS_SAMPLED] = self.gradient_step
+        # Prioritised data need the present value of beta, the exponent of importance weights. Other data ignore it.
         with self._keeping_bad_batch(), self.buffer.beta_at(self.gradient_step):
             with policy_within_training_step(self.policy):
                 training = self.policy_update_fn(no_collect)
@@ -171,11 +172,11 @@ class OfflineTrainer(BaseTrainer):
     # -- state ---
 
     def own_folders(self) -> dict[str, dict[str, Any]]:
-        """Return the state of drawing from the data, and a digest of the data. The data are not saved."""
+        """Return the state of the sampling from the data, and a digest of the data. The data are not saved."""
         return {"offline": {"state": {"data": self.data_identity, "drawing": self.buffer.drawing_state()}}}
 
     def set_own_folders(self, folders: Mapping[str, Any]) -> None:
-        """Restore the state of drawing from the data.
+        """Restore the state of the sampling from the data.
 
         Raises:
             ValueError: the run was made with other data, or is not offline.

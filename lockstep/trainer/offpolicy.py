@@ -90,7 +90,7 @@ class OffpolicyTrainer(BaseTrainer):
             )
         check_numbers(source, "the transitions of buffer")
         prepared = self.policy.process_buffer(source)
-        if prepared is self.buffer:
+        if prepared is self.buffer:  # the collector's own buffer was given: its transitions are in place already
             return
         if not isinstance(prepared, ReplayBuffer):
             raise MalformedBufferError(
@@ -110,6 +110,7 @@ class OffpolicyTrainer(BaseTrainer):
         with policy_within_training_step(self.policy):
             arguments: dict[str, Any] = {"n_step": self.step_per_collect, "n_episode": self.episode_per_collect}
             if self.collector.launches_updates and self.learns_ahead and not (random or refills):
+                # As in `OnpolicyTrainer.training_step`: `policy_update_fn` below takes these steps only once.
                 arguments["then"] = self._launch_update
             stats = self.collector.collect(**arguments, random=random)
         if not random and not refills:
@@ -138,7 +139,7 @@ class OffpolicyTrainer(BaseTrainer):
         return not has_own_update and not may_evaluate_between
 
     def _launch_update(self) -> None:
-        """Launch the gradient steps that are due after the running collect."""
+        """Launch the gradient steps that are due after the running collect, without waiting for them."""
         collector: Any = self.collector
         num_collected = collector.num_steps * collector.num_envs
         num_steps = self._num_due(self.steps_learned_from + num_collected) - self.updates_made

@@ -67,6 +67,8 @@ class OnpolicyTrainer(BaseTrainer):
             with policy_within_training_step(self.policy):
                 arguments: dict[str, Any] = {"n_step": self.step_per_collect, "n_episode": self.episode_per_collect}
                 if self.collector.launches_updates and self.learns_ahead:
+                    # On a device the collector queues the update behind its steps, before it waits for them.
+                    # `policy_update_fn` below then takes no second update: it waits for this one and reports it.
                     arguments["then"] = self._launch_update
                 stats = self.collector.collect(**arguments)
             self._count_collect(stats)
@@ -81,7 +83,7 @@ class OnpolicyTrainer(BaseTrainer):
 
     @property
     def learns_ahead(self) -> bool:
-        """Whether the update of a rollout on a device is launched before the host has read the collect's statistics."""
+        """Whether the update is launched on the device before the host has read the statistics of the collect."""
         # A subclass with its own `policy_update_fn` must see the policy before the update, and so must an evaluation
         # between collect and update. The method is compared because a subclass cannot be expected to declare this.
         has_own_update = type(self).policy_update_fn is not OnpolicyTrainer.policy_update_fn
@@ -89,7 +91,7 @@ class OnpolicyTrainer(BaseTrainer):
         return not has_own_update and not may_evaluate_between
 
     def _launch_update(self) -> None:
-        """Launch the update of the rollout that is being collected."""
+        """Launch the update of the rollout that is being collected, without waiting for it."""
         self.policy.timesteps[STEPS_SAMPLED] = self.env_step + len(self.buffer)
         shuffle = self.policy.config.training.shuffle_batch_per_epoch
         options = UpdateOptions(self.policy.timesteps, self.repeat_per_collect, self.batch_size, shuffle)

@@ -27,8 +27,9 @@ EpochFn = Callable[[int, int], None]
 class EvaluatorOptions(Section[Any]):
     """Options of `Evaluator`, which all trainers have.
 
-    The options of a trainer are a section that belongs to no configuration. The trainer makes it from its keywords and
-    reads it once. Every wrong value raises `ValueError`, including a value of a wrong type.
+    The options of a trainer are checked by the same class `Section` as the options of a configuration. A trainer makes
+    them from its keywords and reads them once. A value that is not allowed raises `ValueError`, also if its type is
+    wrong.
     """
 
     test_collector: CollectorLike | None = None
@@ -54,7 +55,7 @@ class EvaluatorOptions(Section[Any]):
             raise ValueError(str(error)) from None
 
     def prepare(self, name: str, value: object) -> Any:
-        """Check that a collector is one, and convert NumPy integers to Python's."""
+        """Check that `test_collector` is a collector, and convert NumPy integers to Python's."""
         if name == "test_collector" and value is not None:
             _check_collector(name, value)
         return int(value) if isinstance(value, np.integer) else value
@@ -98,8 +99,8 @@ class RunOptions(EvaluatorOptions):
     test_in_train: bool = False
     """Evaluate once more in an epoch whose training return satisfies `stop_fn`."""
     resume_from_log: bool = False
-    """Continue the first run from the logger's last save: with the whole state if that is a full checkpoint, otherwise
-    with its three counters only."""
+    """Continue the run whose records the logger has, from the last checkpoint that they name. If that is not a full
+    checkpoint, only epoch, environment steps and gradient steps are restored. It applies to the trainer's first run."""
     verbose: bool = False
     """Print a line for each epoch."""
     show_progress: bool = False
@@ -108,7 +109,7 @@ class RunOptions(EvaluatorOptions):
     """Reaction to a loss that is not finite: "stop" ends the run, "ignore" continues."""
 
     def prepare(self, name: str, value: object) -> Any:
-        """Check that `callbacks` and `logger` are such objects, with messages that say what to do."""
+        """Check the types of `callbacks` and `logger`, whose error messages say what to pass."""
         if name == "callbacks":
             check_callbacks(value)
         if name == "logger" and not isinstance(value, BaseLogger | None):

@@ -1,4 +1,4 @@
-"""Training on several ranks: their configuration, their common end, and the run that they continue."""
+"""Training on several torchrun ranks: configuration, connection, common end, and restart of an interrupted job."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def join(config: AlgorithmConfig) -> Reducer:
     return join_ranks(
         rank_info,
         timeout_s=config.learners.learner_timeout_s,
-        # Ranks that meet after a collect also wait for the slowest environments.
+        # In the first reduction after a collect, a rank also waits for the slowest environments of all others.
         meeting_timeout_s=max(config.learners.learner_timeout_s, config.env_runners.sample_timeout_s),
         backend="nccl" if has_own_gpu else "gloo",  # NCCL refuses ranks that share a GPU
     )
@@ -119,6 +119,7 @@ def find_run_of_job(root: str | Path, config: Mapping[str, Any]) -> Path | None:
             continue
         is_of_job = folder.info.get("run_id") == rank_info.run_id
         if is_of_job and _are_equal(folder.config, expected) and folder.newest_checkpoint() is not None:
+            # Files are in the order of their age, so the last one decides, also if it must not be continued.
             may_continue = rank_info.num_restarts or folder.ended_at() is None
             newest = folder.path if may_continue else None
     return newest

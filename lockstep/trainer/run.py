@@ -1,4 +1,4 @@
-"""Old place of `lockstep.runs.run`."""
+"""Aliases of names that have moved to `lockstep.runs.run`, for programs that import them from here."""
 
 from __future__ import annotations
 

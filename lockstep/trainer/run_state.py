@@ -42,7 +42,10 @@ OPTIONS = (
 
 
 class SavableTrainer(Protocol):
-    """Protocol of a trainer whose run can be saved. `BaseTrainer` implements it; it imports this file."""
+    """Protocol of a trainer whose run can be saved, which `BaseTrainer` implements.
+
+    This file cannot import `BaseTrainer`, because `BaseTrainer` imports this file.
+    """
 
     policy: Policy
     train_collector: CollectorLike | None
@@ -210,10 +213,11 @@ class RunState:
             saved = state[name]
             if saved is None:
                 continue
-            is_of_runners = "group" in saved
-            saved_kind = "env runners" if is_of_runners else f"{len(saved['lengths'])} environments"
-            # Some collectors with env runners can also restore the state of a collector in one process.
-            needs_runners = collector.in_runners and (is_of_runners or not collector.takes_state_of_one)
+            saved_by_runners = "group" in saved  # the state of the `EnvRunnerGroup`
+            saved_kind = "env runners" if saved_by_runners else f"{len(saved['lengths'])} environments"
+            # `takes_state_of_one`: some collectors with env runners can also restore the state of a collector whose
+            # environments were all in one process.
+            needs_runners = collector.in_runners and (saved_by_runners or not collector.takes_state_of_one)
             kind = "env runners" if needs_runners else f"{collector.num_envs} environments"
             if saved_kind != kind:
                 raise ValueError(
@@ -226,8 +230,9 @@ class RunState:
     def _undo_on_error(self) -> Iterator[None]:
         """Restore the present state of policy, collectors, evaluation and replay buffers if the block fails.
 
-        A single replay buffer is not copied, because it may be most of the memory. It is restored last, and checks its
-        state before it changes.
+        A single replay buffer is not copied, because it may be most of the memory. It does not need a copy: it is
+        restored last, and checks its state before it changes. Several buffers (one for each module) are copied, because
+        the second one may fail after the first has changed.
         """
         replays = self._replays().values()
         parts: list[Any] = [self.trainer.policy, *self.collectors().values()]
@@ -261,7 +266,7 @@ class RunState:
         Raises:
             ValueError: the folder of a buffer is missing, or does not fit it.
         """
-        self._fit_replay_to(folders["trainer"].get("state", {}))
+        self._make_saved_replay_buffers(folders["trainer"].get("state", {}))
         replays = self._replays()
         if not set(replays) <= set(folders):
             raise ValueError(f"the checkpoint has no replay buffer, only {sorted(folders)}; a run needs its own")
@@ -292,7 +297,7 @@ class RunState:
             indices.append([module_id, [all_agents.index(agent) for agent in agents]])
         return {"replay_agents": indices}
 
-    def _fit_replay_to(self, state: Mapping[str, Any]) -> None:
+    def _make_saved_replay_buffers(self, state: Mapping[str, Any]) -> None:
         """Make the replay buffers for the agents that each module had when the state was saved."""
         saved = state.get("replay_agents")
         collector = self.trainer.train_collector
@@ -362,7 +367,8 @@ class RunState:
 
         Args:
             checkpoint: the checkpoint.
-            keep_record: keep the logger's last record of a save, because it is that of this checkpoint.
+            keep_record: whether the logger's last record of a checkpoint is kept in any case. It is then the record of
+                this checkpoint.
             drop_replay: see `BaseTrainer.restore_from_path`.
             trust: see `BaseTrainer.restore_from_path`.
         """
@@ -374,7 +380,7 @@ class RunState:
             trainer.evaluator.set_folders(checkpoint.folders, trust=trust, file=path)
             self._set_collectors(state)
             if drop_replay:
-                self._fit_replay_to(state)
+                self._make_saved_replay_buffers(state)
                 for replay in self._replays().values():
                     replay.reset()
             else:

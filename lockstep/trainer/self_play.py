@@ -211,7 +211,7 @@ class SelfPlay(Callback):
                 self._recent.append(result)
                 self._results.setdefault(opponent, deque(maxlen=self.window)).append(result)
         for opponent, rate in self.win_rates().items():
-            self.metrics.log_value(("win_rate", opponent), rate, reduce="item")
+            self.metrics.log_value(("win_rate", opponent), rate, reduce="item")  # "item" reports the last value
 
         is_full = len(self._recent) == self.window
         wins_often = is_full and sum(self._recent) > self.win_rate_threshold * self.window

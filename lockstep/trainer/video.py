@@ -1,4 +1,4 @@
-"""Old place of `lockstep.runs.video`."""
+"""Aliases of names that have moved to `lockstep.runs.video`, for programs that import them from here."""
 
 from __future__ import annotations
 

@@ -37,20 +37,23 @@ Training = TypeVar("Training", bound=TrainingSection)
 
 @dataclass
 class VTraceTraining(TrainingSection[ConfigT]):
-    """Options of IMPALA and APPO, which correct with V-trace for the age of the policy that acted."""
+    """Options of IMPALA and APPO.
+
+    Their rollouts may come from an older policy than the one that learns. V-trace corrects for the difference.
+    """
 
     lr: ScheduleLike = 5e-4
     train_batch_size: int = 500
     max_lag: int = option(1, ge=0)
-    """Maximum number of updates between the weights that env runners in other processes act with and those that learn
-    from their steps. With 0 acting and learning alternate."""
+    """Maximum number of updates by which the weights that env runners in other processes act with may be older than the
+    learner's weights. With 0 acting and learning alternate."""
     fixed_lag: bool = True
     """Make the lag exactly `max_lag` updates, so that results are the same in each repetition and for any number of env
     runners. False allows any lag up to `max_lag`, and a train batch consists of the samples that are ready first."""
     grad_clip: float | None = 40.0
     vtrace: bool = True
-    """Correct for the policy that acted. False treats its steps as those of the learning policy (APPO: of the target
-    network)."""
+    """Correct for the difference between the policy that acted and the one that learns (APPO: the target network).
+    False assumes that they are the same."""
     vtrace_clip_rho_threshold: float | None = option(1.0, gt=0)
     """Upper limit of the importance weights in the value targets (the paper's rho-bar). `None` sets no limit."""
     vtrace_clip_pg_rho_threshold: float | None = option(1.0, gt=0)
@@ -68,10 +71,10 @@ class VTraceTraining(TrainingSection[ConfigT]):
 
 @dataclass(slots=True)
 class EvaluatedRollout:
-    """Rollout with the outputs of the networks that are about to be trained, and the recorded outputs when acting.
+    """Rollout with the outputs of the present networks, before an update, and of the networks that acted.
 
-    `old_*` are recorded. Where an episode has no record they are equal to the computed outputs, because the parameters
-    have not changed since.
+    The fields `old_*` are the outputs that were recorded when acting. Where an episode has no record, they are the
+    outputs of the present networks: it is assumed that these have acted.
     """
 
     obs: Tree
@@ -91,8 +94,8 @@ class EvaluatedRollout:
     values: Any
     """Values [T, B] of the observations: an array, or a tensor for a rollout of tensors."""
     next_values: Any
-    """Values [T, B] of the true next observations, of the same type. Estimators ignore them where an episode has
-    terminated."""
+    """Values [T, B] of the true next observations, of the same type as `values`. Estimators ignore them where an
+    episode has terminated."""
     sequences: SequenceRows | None = None
     """Sequences to train on, for a module with a memory."""
     bootstrap_obs: Tree = None
@@ -152,18 +155,23 @@ class OnPolicyLearner(Learner[Training]):
             next_values.reshape(-1)[trajectories.bootstrap_index] = self.to_tensor(bootstrap_values).cpu().numpy()
 
         logp = module.action_dist_cls.from_inputs(dist_inputs).log_prob(actions)
+
+        # Outputs of the policy that acted. A recorded log-probability is used as it is; where there is none, it follows
+        # from the recorded inputs of the distribution, and without these from the present policy's.
         old_dist_inputs = self._recorded(trajectories, Columns.ACTION_DIST_INPUTS, dist_inputs)
-        old_logp = logp
+        logp_without_record = logp
         if old_dist_inputs is not dist_inputs:
-            old_logp = module.action_dist_cls.from_inputs(old_dist_inputs).log_prob(actions)
+            logp_without_record = module.action_dist_cls.from_inputs(old_dist_inputs).log_prob(actions)
+        old_logp = self._recorded(trajectories, Columns.ACTION_LOGP, logp_without_record)
+        old_values = self._recorded(trajectories, Columns.VF_PREDS, flat_values)
         return EvaluatedRollout(
             obs=obs,
             actions=actions,
             action_dist_inputs=dist_inputs,
             action_logp=logp,
             old_dist_inputs=old_dist_inputs,
-            old_logp=self._recorded(trajectories, Columns.ACTION_LOGP, old_logp),
-            old_values=self._recorded(trajectories, Columns.VF_PREDS, flat_values),
+            old_logp=old_logp,
+            old_values=old_values,
             values=values,
             next_values=next_values,
             sequences=sequences,
@@ -206,7 +214,8 @@ class OnPolicyLearner(Learner[Training]):
     def _read(self, module_id: str, trajectories: Trajectories) -> tuple[Tree, Tensor, Tree, np.ndarray | None]:
         """Return observations, actions, bootstrap observations and rewards after the connectors.
 
-        The rewards are None without learner connectors, which alone can change them. All others are tensors.
+        The first three are tensors. The rewards are an array, or None without learner connectors: only these can change
+        rewards.
         """
         connectors = self.connectors[module_id]
         index = trajectories.bootstrap_index
@@ -251,11 +260,12 @@ class OnPolicyLearner(Learner[Training]):
             return rewards
 
         next_obs = map_tree(self.to_tensor, self.connectors[module_id].obs(trajectories.next_obs()))
-        # Only real transitions count in the statistics of the novelty. A learner without rows takes part with rows that
-        # count for nothing.
+        # Only real transitions count in the statistics of the novelty. A learner that has no rows of this module
+        # (`rows_in_step` is 0) has a copy of another learner's, so that all make the same calls; these do not count.
         rows = trajectories.rows()
         counted = torch.zeros(rewards.size, dtype=torch.bool)
-        counted[slice(None) if rows is None else torch.from_numpy(rows)] = self.rows_in_step > 0
+        has_own_rows = self.rows_in_step > 0
+        counted[slice(None) if rows is None else torch.from_numpy(rows)] = has_own_rows
         bonus = novelty(next_obs, counted, self.reducer).cpu().numpy()
         return rewards + bonus.reshape(rewards.shape)
 
@@ -320,7 +330,8 @@ class OnPolicyLearner(Learner[Training]):
     @torch.no_grad()
     def dist_inputs_of(self, module: RLModule, trajectories: Trajectories, rollout: EvaluatedRollout) -> Tensor:
         """Return the action distribution inputs `[T * B, D]` of another module, such as a target network."""
-        if module.is_stateful():  # its memory is its own, so it runs over the sequences from their beginning
+        if module.is_stateful():
+            # The states of `rollout` are those of the trained module. This one computes its own, from the beginning.
             out = evaluate_sequences(self.to_tensor, module, trajectories, rollout.obs, rollout.bootstrap_obs)[0]
         else:
             out = module.forward_train(network_inputs(rollout.obs, rollout.critic_obs))
@@ -432,7 +443,8 @@ class OnPolicyLearner(Learner[Training]):
         index = slice(None) if rows is None else rows
         row_values = values.reshape(-1)[index]
         row_targets = targets.reshape(-1)[index]
-        explained = self.reducer.explained_variance(row_values, row_targets, counts=self.rows_in_step > 0)
+        has_own_rows = self.rows_in_step > 0  # otherwise the rows are a stand-in, which must not count
+        explained = self.reducer.explained_variance(row_values, row_targets, counts=has_own_rows)
         self.log_for_update(module_id, vf_explained_var=explained)
 
     def rows_to_train(
@@ -482,7 +494,8 @@ class OnPolicyLearner(Learner[Training]):
         ):
             return None
 
-        # A learner without rows of its own computes on stand-ins, which must count for nothing.
+        # A learner without own rows of this module has a stand-in (see `learner/many/sharding.py`). It still takes part
+        # in the reductions below, with no rows.
         if self.reducer.world_size > 1 and not self.rows_in_step:
             rows = [column[:0] for column in rows]
             dist_inputs = dist_inputs[:0]
