@@ -104,16 +104,16 @@ class OffpolicyTrainer(BaseTrainer):
 
     def training_step(self) -> tuple[CollectStatsBase, TrainingStats | None, bool]:
         """Collect once, and make the gradient steps that are due."""
-        random = self.env_step < self.learning_starts
+        is_random = self.env_step < self.learning_starts
         # A run that was restored without its replay buffer acts with the policy while the buffer fills again.
-        refills = self.env_step < self.learning_resumes_at
+        is_refilling = self.env_step < self.learning_resumes_at
         with policy_within_training_step(self.policy):
             arguments: dict[str, Any] = {"n_step": self.step_per_collect, "n_episode": self.episode_per_collect}
-            if self.collector.launches_updates and self.learns_ahead and not (random or refills):
+            if self.collector.launches_updates and self.learns_ahead and not (is_random or is_refilling):
                 # As in `OnpolicyTrainer.training_step`: `policy_update_fn` below takes these steps only once.
                 arguments["then"] = self._launch_update
-            stats = self.collector.collect(**arguments, random=random)
-        if not random and not refills:
+            stats = self.collector.collect(**arguments, random=is_random)
+        if not is_random and not is_refilling:
             self.steps_learned_from += stats.n_collected_steps
         self._count_collect(stats)
 
