@@ -59,15 +59,15 @@ class A2CLearner(OnPolicyLearner[A2CTraining]):
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
         """Return the columns of a rollout with its advantages and value targets."""
-        rollout = self.evaluate(module_id, trajectories)
-        advantages, targets = self.generalized_advantages(module_id, trajectories, rollout)
+        evaluated = self.evaluate(module_id, trajectories)
+        advantages, targets = self.generalized_advantages(module_id, trajectories, evaluated)
         columns = {
-            Columns.OBS: rollout.obs,
-            Columns.ACTIONS: rollout.actions,
+            Columns.OBS: evaluated.obs,
+            Columns.ACTIONS: evaluated.actions,
             Columns.ADVANTAGES: advantages,
             Columns.VALUE_TARGETS: targets,
         }
-        return self.rows_to_train(columns, rollout, trajectories)
+        return self.rows_to_train(columns, evaluated, trajectories)
 
     def compute_loss_for_module(
         self, *, module_id: str, config: A2CTraining, batch: TensorColumns, fwd_out: Outputs

@@ -80,27 +80,27 @@ class APPOLearner(OnPolicyLearner[APPOTraining]):
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
         """Return the columns of a rollout with advantages and value targets by V-trace towards the target network."""
         config = self.config_of(module_id)
-        rollout = self.evaluate(module_id, trajectories)
+        evaluated = self.evaluate(module_id, trajectories)
         target = self.registered[f"{module_id}/target"].module
-        target_inputs = self.dist_inputs_of(target, trajectories, rollout)
+        target_inputs = self.dist_inputs_of(target, trajectories, evaluated)
         dist_cls = self.module[module_id].action_dist_cls
-        target_logp = dist_cls.from_inputs(target_inputs).log_prob(rollout.actions)
+        target_logp = dist_cls.from_inputs(target_inputs).log_prob(evaluated.actions)
         advantages, value_targets = self.vtrace_advantages(
-            module_id, trajectories, rollout, target_logp=target_logp, weighted=True
+            module_id, trajectories, evaluated, target_logp=target_logp, weighted=True
         )
         # The denominator of equation 4. It limits the weight of actions that the target network finds much less likely
         # than the policy that acted.
-        floor = rollout.old_logp - math.log(config.target_worker_clipping)
+        floor = evaluated.old_logp - math.log(config.target_worker_clipping)
         columns = {
-            Columns.OBS: rollout.obs,
-            Columns.ACTIONS: rollout.actions,
+            Columns.OBS: evaluated.obs,
+            Columns.ACTIONS: evaluated.actions,
             Columns.ACTION_LOGP: torch.maximum(target_logp, floor),
             Columns.ADVANTAGES: advantages,
             Columns.VALUE_TARGETS: value_targets,
         }
         if config.use_kl_loss:
             columns[Columns.ACTION_DIST_INPUTS] = target_inputs
-        return self.rows_to_train(columns, rollout, trajectories)
+        return self.rows_to_train(columns, evaluated, trajectories)
 
     def compute_loss_for_module(
         self, *, module_id: str, config: APPOTraining, batch: TensorColumns, fwd_out: Outputs

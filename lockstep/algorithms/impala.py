@@ -39,17 +39,17 @@ class IMPALALearner(OnPolicyLearner[VTraceTraining[Any]]):
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
         """Return the columns of a rollout with V-trace targets and advantages (section 4.1)."""
         config = self.config_of(module_id)
-        rollout = self.evaluate(module_id, trajectories)
-        advantages, value_targets = self.vtrace_advantages(module_id, trajectories, rollout)
+        evaluated = self.evaluate(module_id, trajectories)
+        advantages, value_targets = self.vtrace_advantages(module_id, trajectories, evaluated)
         columns = {
-            Columns.OBS: rollout.obs,
-            Columns.ACTIONS: rollout.actions,
+            Columns.OBS: evaluated.obs,
+            Columns.ACTIONS: evaluated.actions,
             Columns.ADVANTAGES: advantages,
             Columns.VALUE_TARGETS: value_targets,
         }
         if config.vtrace:
-            columns[Columns.ACTION_LOGP] = rollout.old_logp
-        return self.rows_to_train(columns, rollout, trajectories)
+            columns[Columns.ACTION_LOGP] = evaluated.old_logp
+        return self.rows_to_train(columns, evaluated, trajectories)
 
     def compute_loss_for_module(
         self, *, module_id: str, config: VTraceTraining[Any], batch: TensorColumns, fwd_out: Outputs

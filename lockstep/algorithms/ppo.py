@@ -1,14 +1,15 @@
 """PPO: proximal policy optimisation (Schulman et al. 2017, https://arxiv.org/abs/1707.06347).
 
-With the ratio r(theta) = pi(a | s) / pi_old(a | s) and advantages A from GAE:
+With the ratio r(theta) = pi(a | s) / pi_old(a | s) and advantages A from GAE (generalised advantage estimation):
 
     L_CLIP = E[min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)]                   (equation 7)
     maximise  L_CLIP - c1 E[(V(s) - V_target)^2] + c2 E[entropy of pi(. | s)]   (equation 9)
 
 Defaults: the paper's for continuous control (table 3: 2048 steps, minibatches of 64, 10 epochs, lr 3e-4, gamma 0.99,
 lambda 0.95, clip 0.2); gradient norm 0.5 and Adam epsilon 1e-5 as in the reference code ("The 37 implementation
-details of PPO", Huang et al. 2022, details 3 and 11); advantages normalised per minibatch (detail 7). For networks with
-a memory a minibatch has 8 sequences.
+details of PPO", Huang et al. 2022, details 3 and 11); advantages normalised per minibatch (detail 7). With
+`minibatch_size="auto"` a minibatch has 64 rows, or 8 sequences for networks with a memory. `docs/glossary.md` explains
+words such as advantage and rollout.
 """
 
 from __future__ import annotations
@@ -58,10 +59,11 @@ class PPOTraining(TrainingSection[ConfigT]):
     """Rows over which advantages are normalised to mean 0 and standard deviation 1: those of a minibatch or of the
     whole batch. `None` does not normalise."""
     dual_clip: float | None = option(None, gt=1)
-    """Lower bound of the surrogate for negative advantages, as a multiple of the advantage (Ye et al. 2020, equation
-    5). `None` sets no bound."""
+    """Factor of dual clipping (Ye et al. 2020, equation 5): for a negative advantage A the objective is not below
+    `dual_clip * A`, however large the ratio is. `None` sets no bound."""
     target_kl: float | None = option(None, gt=0)
-    """Mean KL divergence of a pass above which the update makes no further passes. `None` makes all passes."""
+    """Limit of the mean KL divergence of the new policy from the old one. After a pass over the rollout in which it was
+    exceeded, the update makes no further passes. `None` makes all passes."""
     kl_coeff: float = option(0.0, ge=0)
     """Initial coefficient of the adaptive KL penalty (equation 8). 0 uses no penalty."""
     kl_target: float = option(0.01, gt=0)
@@ -75,7 +77,7 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
     """The update of PPO."""
 
     scheduled = ("clip_param", "entropy_coeff")
-    loss_has_kernel = True
+    loss_has_kernel = True  # on the CPU, `fused_loss` computes the loss below in one call
 
     def setup_module(self, module_id: str) -> None:
         """Make the coefficient of the KL penalty, which is part of the learner's state."""
@@ -99,20 +101,20 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
         """
         config = self.config_of(module_id)
         # One forward pass over the whole rollout, before the first gradient step.
-        rollout = self.evaluate(module_id, trajectories)
-        advantages, targets = self.generalized_advantages(module_id, trajectories, rollout)
+        evaluated = self.evaluate(module_id, trajectories)
+        advantages, targets = self.generalized_advantages(module_id, trajectories, evaluated)
         columns = {
-            Columns.OBS: rollout.obs,
-            Columns.ACTIONS: rollout.actions,
-            Columns.ACTION_LOGP: rollout.old_logp,
+            Columns.OBS: evaluated.obs,
+            Columns.ACTIONS: evaluated.actions,
+            Columns.ACTION_LOGP: evaluated.old_logp,
             Columns.ADVANTAGES: advantages,
             Columns.VALUE_TARGETS: targets,
         }
         if config.vf_clip_param is not None:
-            columns[Columns.VF_PREDS] = rollout.old_values
+            columns[Columns.VF_PREDS] = evaluated.old_values
         if config.kl_coeff > 0:
-            columns[Columns.ACTION_DIST_INPUTS] = rollout.old_dist_inputs
-        columns = self.rows_to_train(columns, rollout, trajectories)
+            columns[Columns.ACTION_DIST_INPUTS] = evaluated.old_dist_inputs
+        columns = self.rows_to_train(columns, evaluated, trajectories)
         if config.normalize_advantages == "batch":
             columns[Columns.ADVANTAGES] = self.normalized(columns[Columns.ADVANTAGES], columns)
         return columns
@@ -122,7 +124,7 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
     ) -> Tensor:
         """Return the loss of equation 9: clipped surrogate, value loss and entropy bonus.
 
-        All means are taken over the minibatch of all learners together.
+        With several learners, `batch` is one learner's part of the minibatch. Means are taken over all parts together.
         """
         dist_cls = self.module[module_id].action_dist_cls
         dist = dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
@@ -188,9 +190,9 @@ class PPOConfig(AlgorithmConfig):
     """
 
     algorithm = "ppo"
-    explorations = ("gsde",)
-    learns_from_tensors = True
+    explorations = ("gsde",)  # generalised state-dependent exploration
+    learns_from_tensors = True  # rollouts may be on a device, from tensor environments
     learner_class = PPOLearner
-    first_values = ("kl_coeff",)
+    first_values = ("kl_coeff",)  # only the first value: the learner adapts it, so a resumed run keeps its own
     training_class = PPOTraining
     training: PPOTraining[Self]

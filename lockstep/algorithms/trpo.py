@@ -106,16 +106,16 @@ class TRPOLearner(OnPolicyLearner[TRPOTraining]):
 
     def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
         """Return the columns of a rollout with value targets and with advantages that are normalised over the batch."""
-        rollout = self.evaluate(module_id, trajectories)
-        advantages, targets = self.generalized_advantages(module_id, trajectories, rollout)
+        evaluated = self.evaluate(module_id, trajectories)
+        advantages, targets = self.generalized_advantages(module_id, trajectories, evaluated)
         columns = {
-            Columns.OBS: rollout.obs,
-            Columns.ACTIONS: rollout.actions,
-            Columns.ACTION_LOGP: rollout.old_logp,
+            Columns.OBS: evaluated.obs,
+            Columns.ACTIONS: evaluated.actions,
+            Columns.ACTION_LOGP: evaluated.old_logp,
             Columns.ADVANTAGES: advantages,
             Columns.VALUE_TARGETS: targets,
         }
-        columns = self.rows_to_train(columns, rollout, trajectories)
+        columns = self.rows_to_train(columns, evaluated, trajectories)
         columns[Columns.ADVANTAGES] = self.normalized(columns[Columns.ADVANTAGES], columns)
         return columns
 

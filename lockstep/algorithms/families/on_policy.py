@@ -1,6 +1,7 @@
-"""`OnPolicyLearner`: base class of actor-critic learners of rollouts.
+"""`OnPolicyLearner`: base class of learners with an actor and a critic that learn from rollouts.
 
-Values and log-probabilities of a whole rollout are computed once before an update, in one large batch.
+Values and log-probabilities of a whole rollout are computed once before an update, in one large batch. The words of
+this file are explained in `docs/glossary.md`.
 """
 
 from __future__ import annotations
@@ -75,6 +76,9 @@ class EvaluatedRollout:
 
     The fields `old_*` are the outputs that were recorded when acting. Where an episode has no record, they are the
     outputs of the present networks: it is assumed that these have acted.
+
+    In shapes T is the number of vector steps, B of environments, K of bootstrap observations, and D of inputs of an
+    action distribution.
     """
 
     obs: Tree
@@ -94,27 +98,27 @@ class EvaluatedRollout:
     values: Any
     """Values [T, B] of the observations: an array, or a tensor for a rollout of tensors."""
     next_values: Any
-    """Values [T, B] of the true next observations, of the same type as `values`. Estimators ignore them where an
-    episode has terminated."""
+    """Values [T, B] of the next observations, of the same type as `values`. At the end of an episode that is the last
+    observation before the environment was reset. Estimators ignore it where an episode has terminated."""
     sequences: SequenceRows | None = None
     """Sequences to train on, for a module with a memory."""
     bootstrap_obs: Tree = None
-    """Last observations of pieces of episodes, after the observation pipeline: tensors of shape [K, ...]. None for
-    K = 0."""
+    """Observations from which returns are bootstrapped, after the observation pipeline: tensors of shape [K, ...]. They
+    follow the last row of an episode that was truncated, or that had not ended when the collect did. None for K = 0."""
     rewards: np.ndarray | None = None
-    """Rewards [T, B] after the learner connectors. None without learner connectors."""
+    """Rewards [T, B] after the learner connectors, which process whole batches. None without learner connectors."""
     critic_obs: Tensor | None = None
     """Observations [T * B, ...] of a centralised critic."""
 
 
 class OnPolicyLearner(Learner[Training]):
-    """Base class of the learners of PPO, A2C, TRPO, IMPALA and APPO, which all have a critic.
+    """Base class of the learners of PPO, A2C, TRPO, IMPALA and APPO, which all have a critic of states (values V(s)).
 
     An on-policy algorithm without a critic subclasses `Learner` and makes its columns with `train_columns`.
     """
 
-    learns_step_by_step = True
-    has_state_critic = True
+    learns_step_by_step = True  # an intrinsic reward can be added to the reward of each step
+    has_state_critic = True  # which may be centralised: observe more than the policy
 
     def setup_module(self, module_id: str) -> None:
         """Compile or load the kernels of estimators and losses now, so that the first update does not wait for them."""
@@ -147,7 +151,8 @@ class OnPolicyLearner(Learner[Training]):
             module, trajectories, obs, bootstrap_obs, critic_obs
         )
 
-        # The next observation of a row is that of the row below, except where an episode or the rollout was cut.
+        # In the grid [T, B] the observation after step t is the one of step t + 1. It is stored separately, in
+        # `bootstrap_index`, where an episode was truncated or the data end. After a termination no value is used.
         values = flat_values.cpu().numpy().reshape(trajectories.shape)
         next_values = np.zeros_like(values)
         next_values[:-1] = values[1:]
@@ -250,9 +255,9 @@ class OnPolicyLearner(Learner[Training]):
             )
         return self.to_tensor(critic_obs.reshape(-1, *critic_obs.shape[2:]))
 
-    def _rewards(self, module_id: str, trajectories: Trajectories, rollout: EvaluatedRollout) -> np.ndarray:
-        """Return the rewards `[T, B]` for advantages and targets, including the bonus for novelty."""
-        rewards = rollout.rewards
+    def _rewards(self, module_id: str, trajectories: Trajectories, evaluated: EvaluatedRollout) -> np.ndarray:
+        """Return the rewards `[T, B]` for advantages and targets, with the intrinsic reward for novelty, if any."""
+        rewards = evaluated.rewards
         if rewards is None:
             rewards = self.connectors[module_id].learning_rewards(trajectories)
         novelty = self.novelty_of(module_id)
@@ -288,7 +293,7 @@ class OnPolicyLearner(Learner[Training]):
 
         batch = network_inputs(obs, critic_obs)
         out = module.forward_train(batch)
-        # A user's network may compute values only in a method of its own.
+        # A user's network may leave values out of `forward_train`, and compute them in `compute_values`.
         if type(module).compute_values is not RLModule.compute_values and Columns.VF_PREDS not in out:
             out = {**out, Columns.VF_PREDS: module.compute_values(batch)}
         check_outputs(out, names, module_name, type(self).__name__)
@@ -305,7 +310,9 @@ class OnPolicyLearner(Learner[Training]):
         return out[Columns.ACTION_DIST_INPUTS], self.to_tensor(values), bootstrap_values, None
 
     def _recorded(self, trajectories: Trajectories, name: str, computed: Tensor) -> Tensor:
-        """Return the outputs that were recorded when acting, in rows, with `computed` `[T * B, ...]` in place of NaN.
+        """Return the outputs that were recorded when acting, `[T * B, ...]`, and the `computed` ones for other steps.
+
+        NaN marks a step without record.
 
         Raises:
             ValueError: the record has another number of values per step than this network.
@@ -328,20 +335,20 @@ class OnPolicyLearner(Learner[Training]):
         return torch.where(recorded.isnan(), computed, recorded)
 
     @torch.no_grad()
-    def dist_inputs_of(self, module: RLModule, trajectories: Trajectories, rollout: EvaluatedRollout) -> Tensor:
+    def dist_inputs_of(self, module: RLModule, trajectories: Trajectories, evaluated: EvaluatedRollout) -> Tensor:
         """Return the action distribution inputs `[T * B, D]` of another module, such as a target network."""
         if module.is_stateful():
-            # The states of `rollout` are those of the trained module. This one computes its own, from the beginning.
-            out = evaluate_sequences(self.to_tensor, module, trajectories, rollout.obs, rollout.bootstrap_obs)[0]
+            # `evaluated.sequences` has the states of the trained module. This module computes its own ones.
+            out = evaluate_sequences(self.to_tensor, module, trajectories, evaluated.obs, evaluated.bootstrap_obs)[0]
         else:
-            out = module.forward_train(network_inputs(rollout.obs, rollout.critic_obs))
+            out = module.forward_train(network_inputs(evaluated.obs, evaluated.critic_obs))
         dist_inputs: Tensor = out[Columns.ACTION_DIST_INPUTS]
         return dist_inputs
 
     # -- advantages ---
 
     def generalized_advantages(
-        self, module_id: str, trajectories: Trajectories | TensorRollout, rollout: EvaluatedRollout
+        self, module_id: str, trajectories: Trajectories | TensorRollout, evaluated: EvaluatedRollout
     ) -> tuple[Tensor, Tensor]:
         """Return advantages and value targets, `[T * B]` each, by GAE (Schulman et al. 2016).
 
@@ -349,18 +356,18 @@ class OnPolicyLearner(Learner[Training]):
         A_t = delta_t + gamma lambda A_t+1,  target_t = A_t + V(s_t)
         """
         if isinstance(trajectories, TensorRollout):
-            return self._advantages_on_device(module_id, trajectories, rollout)
+            return self._advantages_on_device(module_id, trajectories, evaluated)
         options: Any = self.config_of(module_id)
         advantages, targets = gae(
-            self._rewards(module_id, trajectories, rollout),
-            rollout.values,
-            rollout.next_values,
+            self._rewards(module_id, trajectories, evaluated),
+            evaluated.values,
+            evaluated.next_values,
             trajectories.terminateds,
             trajectories.cuts,
             gamma=options.gamma,
             lambda_=options.lambda_,
         )
-        self._log_explained_variance(module_id, trajectories, rollout.values, targets)
+        self._log_explained_variance(module_id, trajectories, evaluated.values, targets)
         return self.to_tensor(advantages.reshape(-1)), self.to_tensor(targets.reshape(-1))
 
     def _advantages_on_device(
@@ -383,7 +390,7 @@ class OnPolicyLearner(Learner[Training]):
         )
 
         explained: float | Tensor
-        if rollout.share.number > 1:
+        if rollout.share.number > 1:  # each of several ranks has a share of the environments
             host_values = values.detach().flatten().cpu().numpy()
             host_targets = targets.detach().flatten().cpu().numpy()
             explained = self.reducer.explained_variance(host_values, host_targets)
@@ -396,7 +403,7 @@ class OnPolicyLearner(Learner[Training]):
         self,
         module_id: str,
         trajectories: Trajectories,
-        rollout: EvaluatedRollout,
+        evaluated: EvaluatedRollout,
         *,
         target_logp: Tensor | None = None,
         weighted: bool = False,
@@ -408,22 +415,22 @@ class OnPolicyLearner(Learner[Training]):
         Args:
             module_id: id of the module.
             trajectories: the rollout.
-            rollout: its evaluation. Steps without recorded log-probabilities count as steps of the learning policy.
+            evaluated: its evaluation. Steps without recorded log-probabilities count as steps of the learning policy.
             target_logp: log-probabilities `[T * B]` of the actions under the target policy. Defaults to the learning
                 policy.
             weighted: multiply the advantages with their importance weights.
         """
         options: Any = self.config_of(module_id)
         if target_logp is None:
-            target_logp = rollout.action_logp
-        log_ratios = torch.zeros_like(rollout.old_logp)
+            target_logp = evaluated.action_logp
+        log_ratios = torch.zeros_like(evaluated.old_logp)
         if options.vtrace:
-            log_ratios = target_logp - rollout.old_logp
+            log_ratios = target_logp - evaluated.old_logp
         targets, advantages = vtrace(
             log_ratios.cpu().numpy().reshape(trajectories.shape),
-            self._rewards(module_id, trajectories, rollout),
-            rollout.values,
-            rollout.next_values,
+            self._rewards(module_id, trajectories, evaluated),
+            evaluated.values,
+            evaluated.next_values,
             trajectories.terminateds,
             trajectories.cuts,
             gamma=options.gamma,
@@ -432,7 +439,7 @@ class OnPolicyLearner(Learner[Training]):
             clip_pg_rho=options.vtrace_clip_pg_rho_threshold,
             weighted=weighted,
         )
-        self._log_explained_variance(module_id, trajectories, rollout.values, targets)
+        self._log_explained_variance(module_id, trajectories, evaluated.values, targets)
         return self.to_tensor(advantages.reshape(-1)), self.to_tensor(targets.reshape(-1))
 
     def _log_explained_variance(
@@ -448,13 +455,17 @@ class OnPolicyLearner(Learner[Training]):
         self.log_for_update(module_id, vf_explained_var=explained)
 
     def rows_to_train(
-        self, columns: TensorColumns, rollout: EvaluatedRollout, trajectories: Trajectories | TensorRollout
+        self, columns: TensorColumns, evaluated: EvaluatedRollout, trajectories: Trajectories | TensorRollout
     ) -> TensorColumns:
-        """Return the rows that minibatches are taken from: transitions, or sequences `[S, L, ...]` for a memory."""
-        if rollout.critic_obs is not None:
-            columns = {**columns, Columns.CRITIC_OBS: rollout.critic_obs}
-        if rollout.sequences is not None:
-            return rollout.sequences.train_columns(columns)
+        """Return the part of the columns that minibatches are taken from.
+
+        Rows of the grid that are no transitions are left out. For a module with memory the rows are put together to S
+        sequences of length L: `[S, L, ...]`.
+        """
+        if evaluated.critic_obs is not None:
+            columns = {**columns, Columns.CRITIC_OBS: evaluated.critic_obs}
+        if evaluated.sequences is not None:
+            return evaluated.sequences.train_columns(columns)
         rows = trajectories.rows()  # None if every row is a transition
         return columns if rows is None else take_rows(columns, torch.from_numpy(rows).to(self.device))
 
@@ -474,6 +485,9 @@ class OnPolicyLearner(Learner[Training]):
 
     def fused_loss(self, module_id: str, config: Any, batch: TensorColumns, fwd_out: Outputs) -> Tensor | None:
         """Return PPO's loss from one kernel, with its terms logged, or None if the kernel cannot compute it.
+
+        For learners with `loss_has_kernel` it is called instead of `compute_loss_for_module`, which follows if this
+        method returns None. Both give the same loss.
 
         The kernel cannot compute masked rows, a KL penalty, or an overridden `masked_mean` or `normalized`. It also
         requires an action distribution that it knows, the CPU, and no tracing.
