@@ -53,14 +53,14 @@ class LightSyncVectorEnv(VectorBoundary):
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env]], *, owns_envs: bool = True) -> None:
         self.envs: list[gym.Env] = [make() for make in env_fns]
         self.num_envs = len(self.envs)
-        first = self.envs[0]
-        self._set_spaces(space_of(first, "observation_space"), space_of(first, "action_space"))
-        self.single_env_spec = first.spec
-        self._check_equal_spaces()
         if owns_envs:
             for env in self.envs:
                 quicken_action_space(env)
 
+        first = self.envs[0]
+        self._set_spaces(space_of(first, "observation_space"), space_of(first, "action_space"))
+        self.single_env_spec = first.spec
+        self._check_equal_spaces()
         self._steps, self._time_limits = zip(*map(unwrap_step, self.envs), strict=True)
         self._limits = [_shortest_limit(limits) for limits in self._time_limits]
         self._resets = [env.reset for env in self.envs]
@@ -258,10 +258,12 @@ class LightSyncVectorEnv(VectorBoundary):
 
 
 class QuickDiscrete(Discrete):
-    """`Discrete` space whose `contains` looks up plain and 64-bit integers in a set."""
+    """64-bit `Discrete` space whose `contains` looks up plain and 64-bit integers in a set."""
 
-    allowed: frozenset[int]
-    """All members of the space."""
+    def __init__(self, n: Any, seed: int | np.random.Generator | None = None, start: Any = 0) -> None:
+        super().__init__(n, seed=seed, start=start)
+        self.allowed = frozenset(range(int(start), int(start) + int(n)))
+        """All members of the space."""
 
     def contains(self, x: object) -> bool:
         """Return whether `x` is a member: the same answer as `Discrete.contains`, in less time."""
@@ -272,17 +274,14 @@ class QuickDiscrete(Discrete):
 
 
 def quicken_action_space(env: gym.Env) -> None:
-    """Turn the 64-bit `Discrete` action space of an environment that we made into a `QuickDiscrete`.
+    """Replace the 64-bit `Discrete` action space of an environment that we made by an equal `QuickDiscrete`.
 
     Other action spaces stay as they are.
     """
     space = vars(env.unwrapped).get("action_space")
     if type(space) is Discrete and space.dtype == np.int64 and int(space.n) <= _LARGEST_SET:
-        # The class of the object is changed, instead of making another space, because wrappers and users' code may
-        # hold the same object: its identity and its random generator must stay.
-        space.__class__ = QuickDiscrete
-        first = int(space.start)
-        space.allowed = frozenset(range(first, first + int(space.n)))  # type: ignore[attr-defined]
+        # The random generator is handed on, so that samples of the new space continue those of the old one.
+        env.unwrapped.action_space = QuickDiscrete(space.n, seed=space.np_random, start=space.start)
 
 
 def unwrap_step(env: gym.Env) -> tuple[Callable[[Any], Any], list[TimeLimit]]:

@@ -17,7 +17,8 @@ from lockstep.data.columns import Columns
 from lockstep.data.trees import Tree, map_tree, named_leaves, rows_of, stack_observations, zip_trees
 from lockstep.envs.errors import RAISED, step_error
 from lockstep.envs.multi_agent import AgentEnvAdapter, AgentEnvs
-from lockstep.rollout.callbacks import EnvironmentEvents, Episode, EpisodeView
+from lockstep.rollout.callbacks import EnvironmentEvents, Episode
+from lockstep.rollout.episode_view import MultiAgentEpisodeView
 from lockstep.rollout.errors import MalformedBufferError, not_finite
 from lockstep.rollout.protocols import ActingPart, LearningPolicy, State
 from lockstep.rollout.replay_writer import AgentBuffer, Buffer, PieceWriter
@@ -335,7 +336,8 @@ class AgentStepper(Stepper):
             for b in envs:
                 whole_episode = self.adapters[b].whole_episode
                 if self._views[b] is None and whole_episode is not None and whole_episode.env_t == 0:
-                    self._views[b] = self.events.start(whole_episode, b)
+                    view = self._views[b] = MultiAgentEpisodeView(whole_episode)
+                    self.events.start(view, b)
             self.events.metrics.end_step()
 
     def _begin(self, b: int) -> None:
@@ -507,7 +509,7 @@ class AgentStepper(Stepper):
             self._is_running[b] = True
             self._states[b] = dict(state["states"][b])
             whole_episode = self.adapters[b].whole_episode
-            self._views[b] = None if whole_episode is None else EpisodeView(whole_episode)
+            self._views[b] = None if whole_episode is None else MultiAgentEpisodeView(whole_episode)
         self.episodes.returns[:] = state["returns"]
         self.episodes.lengths[:] = state["lengths"]
         self._agent_returns[:] = state["agent_returns"]

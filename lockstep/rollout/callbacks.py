@@ -11,6 +11,7 @@ from lockstep.data import MultiAgentEpisode, SingleAgentEpisode
 from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult, VectorBoundary
 from lockstep.options.checks import misspelt_method
+from lockstep.rollout.episode_view import EpisodeView, SingleAgentEpisodeView
 from lockstep.tracking.metrics import Metrics
 
 Episode = SingleAgentEpisode | MultiAgentEpisode
@@ -125,53 +126,6 @@ def restore_callbacks(callbacks: Sequence[EnvironmentCallback], saved: Sequence[
             callback.set_state(entry[1])
 
 
-class EpisodeView:
-    """Read-only view of an episode. Methods that would change the episode raise `AttributeError`."""
-
-    MUTATING_METHODS = frozenset(
-        (
-            "add_env_reset",
-            "add_env_step",
-            "concat_episode",
-            "put_column",
-            "set_observations",
-            "set_actions",
-            "set_rewards",
-            "set_extra_model_outputs",
-        )
-    )
-    """Methods of episodes that would change the episode."""
-    __slots__ = ("_episode",)
-
-    def __init__(self, episode: Episode) -> None:
-        object.__setattr__(self, "_episode", episode)
-
-    # Callbacks that users wrote test `isinstance(episode, SingleAgentEpisode)`. The view cannot be a subclass: it would
-    # have its own columns, and has to show the columns of an episode that grows.
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        return type(object.__getattribute__(self, "_episode"))
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self.MUTATING_METHODS or name.startswith("_"):
-            raise AttributeError(
-                f"a callback reads an episode and cannot call {name}(); change a copy, such as episode[:]"
-            )
-        return getattr(object.__getattribute__(self, "_episode"), name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"a callback reads an episode and cannot set {name}; change a copy, such as episode[:]")
-
-    def __len__(self) -> int:
-        return len(object.__getattribute__(self, "_episode"))
-
-    def __getitem__(self, key: Any) -> Any:
-        return object.__getattribute__(self, "_episode")[key]
-
-    def __repr__(self) -> str:
-        return repr(object.__getattribute__(self, "_episode"))
-
-
 class EnvironmentEvents:
     """Dispatcher of the events of one collector to its callbacks. All callbacks log into one `Metrics` object.
 
@@ -242,12 +196,10 @@ class EnvironmentEvents:
 
     # -- episodes ---
 
-    def start(self, episode: Episode, env_index: int) -> EpisodeView:
-        """Notify the callbacks that an episode begins, and return the view of it that they get."""
-        view = EpisodeView(episode)
-        self.begin_piece(episode)
+    def start(self, view: EpisodeView, env_index: int) -> None:
+        """Notify the callbacks that an episode begins."""
+        self.begin_piece(view)
         self.call("on_episode_start", view, env_index=env_index)
-        return view
 
     def begin_piece(self, episode: Episode) -> None:
         """Note the length of an episode, so that `end_collect` returns only the steps after it."""
@@ -351,7 +303,8 @@ class EpisodeRecorder:
             if self._episodes[b] is None and first is not None:
                 episode = self._episodes[b] = SingleAgentEpisode()
                 episode.add_env_reset(*first)
-                self._views[b] = self.events.start(episode, b)
+                view = self._views[b] = SingleAgentEpisodeView(episode)
+                self.events.start(view, b)
         self.events.metrics.end_step()
 
     def take(
@@ -430,7 +383,7 @@ class EpisodeRecorder:
         running = unknown if state is None else state["running"]
         firsts = unknown if state is None else state["firsts"]
         self._episodes = [None if saved is None else SingleAgentEpisode.from_state(saved) for saved in running]
-        self._views = [None if episode is None else EpisodeView(episode) for episode in self._episodes]
+        self._views = [None if episode is None else SingleAgentEpisodeView(episode) for episode in self._episodes]
         self._firsts = [None if first is None else (first[0], first[1]) for first in firsts]
 
 
