@@ -54,7 +54,7 @@ def check_state(
             problems.append(f"module {module_id!r} is unknown (known: {sorted(modules)})")
 
     allowed = state.get("should_module_be_updated")
-    if isinstance(allowed, Mapping):
+    if isinstance(allowed, Mapping):  # the name of a function, see `policies_state`
         if not callable(policies_to_train):
             name = allowed.get("function")
             problems.append(f"should_module_be_updated was the function {name}: set policies_to_train to it")
@@ -91,8 +91,9 @@ def _misfits(where: str, saved: object, present: Mapping[str, Any]) -> list[str]
 def state_to_restore(folders: Mapping[str, State], component: str | None, current: Mapping[str, Any]) -> State:
     """Return the state in the folders of a checkpoint, whole or one component of it.
 
-    If the component is a part of another one, such as `"lifetime/env_steps"`, the other parts are those of `current`.
-    A folder of modules without a learner has the components `"rl_module"` and `"rl_module/<id>"` only.
+    `current` is the present state of the learner. A component such as `"lifetime/env_steps"` is a part of another one,
+    `"lifetime"`, which can only be restored as a whole. Its other parts are then taken from `current`. Checkpoints of
+    modules without a learner have the components `"rl_module"` and `"rl_module/<id>"` only.
 
     Raises `ValueError` if a whole state lacks components. Then it is older, or was put together by hand.
     """
@@ -113,8 +114,8 @@ def state_to_restore(folders: Mapping[str, State], component: str | None, curren
     restored_state: State = {}
     for head, part in select_components(state, component, None).items():
         # Weights are restored module by module, all other components as a whole.
-        is_completed = "/" in component and head != "rl_module" and head in current
-        restored_state[head] = {**current[head], **part} if is_completed else part
+        needs_other_parts = "/" in component and head != "rl_module" and head in current
+        restored_state[head] = {**current[head], **part} if needs_other_parts else part
     return restored_state
 
 
@@ -123,6 +124,7 @@ def _modules_of(folders: Mapping[str, State]) -> dict[str, State] | None:
 
     The id of a module that was saved alone is `""`.
     """
+    # The root folder, named "", is empty unless it holds a module that was saved alone.
     trees = {name: tree for name, tree in folders.items() if name or tree}
     return trees if trees and all({"weights", "spec"} <= tree.keys() for tree in trees.values()) else None
 
@@ -234,7 +236,8 @@ def policies_state(policies: TrainedModules) -> Any:
 def check_no_statistics(saved: Mapping[str, Any]) -> None:
     """Check that saved connectors have no statistics; `ValueError` otherwise.
 
-    A checkpoint does not say how connectors are built, so they have to be passed in.
+    A checkpoint does not say how connectors are built, so those with statistics have to be passed in. Connectors
+    without statistics are recognized by the fact that their state fits new, empty connectors.
     """
     for module_id, state in saved.items():
         try:
@@ -272,7 +275,7 @@ class LearnerParts(TypedDict, total=False):
     policies_to_train: TrainedModules
 
 
-def learner_in(
+def arguments_of_saved_learner(
     folders: Mapping[str, State],
     *,
     config: Section | None = None,
@@ -286,7 +289,7 @@ def learner_in(
     """Return the arguments of the learner in a checkpoint, the import path of its class, and its state.
 
     Parts that are passed in replace saved ones. Raises `ValueError` naming the parts that have to be passed in. `names`
-    finds the objects that the checkpoint names; None is for a file that the user has not trusted.
+    finds the objects that the checkpoint names; None treats the file as not trusted by the user.
     """
     state = state_to_restore(folders, None, {})
     recipe = folders["learner"].get("recipe")
@@ -345,8 +348,12 @@ def built_section(saved: Mapping[str, Any], section: Section | None, base: type,
 
 
 def class_in_file(path: str, base: type, otherwise: str, names: FileNames) -> Any:
-    """Return the class that a checkpoint names; `ValueError` unless it is importable and a subclass of `base`."""
+    """Return the class that a checkpoint names; `ValueError` unless it is importable and a subclass of `base`.
+
+    `path` is the name of the class, `module:Class`. `otherwise` ends each message: it says what the user can do instead.
+    """
     option = f"the {base.__name__} class"
+    # `takes_others=False`: not even a file that the user trusts may name an object that is not such a class.
     kind = Kind(f"a subclass of {base.__name__}", (base,), takes_others=False)
     return find_class(option, NameInFile(path, names, option), kind, otherwise)
 

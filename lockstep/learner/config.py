@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Policies = list[str] | dict[str, RLModuleSpec | None]
 CONFIGURED_MODULES = (DefaultActorCriticModule, DefaultTD3Module, RecurrentActorCriticModule)
-"""Modules that are configured by a `ModelConfig`. A network of your own may take any dict."""
+"""Module classes whose `model_config` is a `ModelConfig`. A network of your own may have any dict instead."""
 GradClipBy = Literal["value", "norm", "global_norm"]
 NanPolicy = Literal["skip", "stop", "zero"]
 
@@ -47,7 +47,8 @@ class TrainingSection(Section[ConfigT]):
     name = "training"
 
     lr: ScheduleLike = option(3e-4, ge=0, finite=True)
-    """Learning rate: a number, `[[0, v0], [t1, v1], ...]` over sampled environment steps, or a function of them."""
+    """Learning rate: a number, a function of the number of sampled environment steps, or points
+    `[[0, v0], [t1, v1], ...]` over it, which are joined by straight lines."""
     gamma: float = option(0.99, ge=0, le=1)
     """Discount factor of the return."""
     train_batch_size: int = option(2048, ge=1)
@@ -144,7 +145,10 @@ class SampledTraining(TrainingSection[ConfigT]):
     """Number of transitions in one gradient step, over all learners."""
 
     def validate(self) -> None:
-        """Check that there are no passes and no minibatches: each step draws a sample; `ValueError` otherwise."""
+        """Check that `minibatch_size` and `num_epochs` have their defaults; `ValueError` otherwise.
+
+        Each gradient step draws its own sample, so there is no batch to divide or to pass over.
+        """
         super().validate()
         for name, value, allowed in (
             ("minibatch_size", None, "None (use train_batch_size)"),
@@ -169,7 +173,8 @@ class LearnersSection(Section[ConfigT]):
     custom_resources_per_learner: dict[str, float] = option(factory=dict, ge=0)
     """Other resources of a cluster that Ray reserves for each learner, by name."""
     max_requests_in_flight_per_learner: int = option(3, ge=1)
-    """Number of asynchronous updates that may wait or run. Further calls wait, or a waiting batch is dropped."""
+    """Number of asynchronous updates that may wait or run. A further call waits, or with `on_full="drop"` the oldest
+    waiting batch is dropped."""
     never_skip_update: bool = False
     """Raise an error for an update without data. By default it is counted as skipped."""
     learner_timeout_s: float = option(300.0, gt=0)
@@ -260,12 +265,12 @@ class FrameworkSection(Section[ConfigT]):
     name = "framework"
 
     compile: bool | Literal["auto"] = "auto"
-    """Compile the whole gradient step. "auto" compiles on the CPU, for runs of about a minute or more, in which it
-    saves more time than the first run waits for the compiler. The code is kept for later runs."""
+    """Compile the whole gradient step. "auto" compiles on the CPU if the run is long enough (about a minute) to save
+    more time than the compiler takes. The code is kept for later runs."""
     compile_after: int = option(0, ge=0)
-    """Number of eager gradient steps on the CPU before compiled code takes over. It is the same whether or not an
-    earlier run has left its code, so that the same seed gives the same bits. If the code is not ready by then, the run
-    waits."""
+    """Number of eager gradient steps on the CPU before compiled code takes over. These steps are eager even if an
+    earlier run has left its code, so that the same seed always gives the same bits. If the code is not ready by then,
+    the run waits."""
     device: str = "cpu"
     """Device of the networks, by its name in torch: cpu, cuda, cuda:1, mps, ..."""
     dtype: Literal["float32", "float64"] = "float32"
@@ -273,7 +278,7 @@ class FrameworkSection(Section[ConfigT]):
     mixed_precision: bool = False
     """Let networks compute in bfloat16 while learning. Parameters, losses and optimizers stay in float32."""
     fused_losses: bool = True
-    """Compute a loss in one kernel if there is a kernel with the same numbers (PPO on the CPU)."""
+    """Compute a loss in one kernel if there is a kernel that gives the same results (PPO on the CPU)."""
     num_threads: int | None = option(None, ge=1)
     """Number of torch's threads in this process. Defaults to 1, which is fastest for small networks."""
 
@@ -397,15 +402,18 @@ class MultiAgentSection(Section[ConfigT]):
     count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
     """Unit of `train_batch_size` with several agents: steps of the environment, or steps of agents."""
     reward_metric: Callable[..., Any] | None = None
-    """Function `f(returns[episode, agent]) -> [episode]` that gives a trainer the return of an episode. `None` sums
-    over agents."""
+    """Function that a trainer computes the returns of episodes with, from those of their agents: it maps an array
+    `[episodes, agents]` to `[episodes]`. `None` sums over agents."""
 
     def __call__(self, **options: Unpack[MultiAgentOptions]) -> ConfigT:
         """Set options; return the configuration."""
         return self.change(options)
 
     def prepare(self, name: str, value: object) -> Any:
-        """Return `policies` as a list or a dict of specs, and a dict of agents as an `AgentMapping`."""
+        """Return the value of an option in the form in which it is stored. `Section.change` calls it for each option.
+
+        `policies` becomes a list or a dict of specs, and a dict in `policy_mapping_fn` an `AgentMapping`.
+        """
         if name == "policy_mapping_fn":
             return mapping_in_one_form(value)
         return policies_in_one_form(value) if name == "policies" else value

@@ -42,9 +42,10 @@ Data = Any
 
 
 class LearnerBackend:
-    """Learner in this process. Subclasses have several learners in other processes.
+    """Executor of a group's calls on its learners.
 
-    A backend executes one call at a time. A call returns when it has ended on all learners.
+    This class has one learner, in this process. Subclasses have several, in other processes. A backend executes one
+    call at a time, and a call returns when it has ended on all learners.
     """
 
     is_local = True
@@ -63,7 +64,8 @@ class LearnerBackend:
     def share(self, data: Data) -> Data:
         """Return the part of episodes or a batch that this learner trains on.
 
-        Ranks with the same data get one shard each.
+        If this process is one of several ranks (a `DistributedReducer`), all of them have the same data, and each takes
+        its own shard.
         """
         reducer = self.learner.reducer
         if reducer.world_size == 1 or isinstance(data, TensorRollout):  # each rank has its own rollout
@@ -97,9 +99,12 @@ class LearnerBackend:
         return [run_request(request, self.learner)]
 
     def foreach(self, func: Callable[..., Any], *args: object) -> list[Any]:
-        """Return `func(learner, *args)` of each learner, in order. If all of them raise, nothing is changed.
+        """Return `func(learner, *args)` of each learner, in order.
 
-        Ranks make this call together. A rank returns the results of all ranks only if they are arrays.
+        If `func` raises an error on all of them, no learner is changed, and the error is raised here.
+
+        If this process is one of several ranks, all of them make this call together. If the result is an array, each
+        rank then returns the results of all ranks; otherwise it returns only its own.
         """
         value = func(self.learner, *args)
         return self.learner.reducer.gather(value) if isinstance(value, np.ndarray) else [value]
@@ -247,10 +252,9 @@ class LearnerGroup:
         earlier call is raised here (or by `drain`), before new data are accepted.
 
         Args:
-            episodes: List of `SingleAgentEpisode` or `MultiAgentEpisode`, or the episodes of a `RolloutStore`, which
-            are
-                read without a copy. An empty list is counted as a skipped update; with `never_skip_update=True` it
-                raises `ValueError`.
+            episodes: List of `SingleAgentEpisode` or `MultiAgentEpisode`, or the episodes of a `RolloutStore`. The
+                latter are read without a copy. An empty list is counted as a skipped update; with
+                `never_skip_update=True` it raises `ValueError`.
             timesteps: Present time for schedules, e.g. `{"num_env_steps_sampled_lifetime": 40_000}`.
             async_update: Train asynchronously.
             return_state: Add the weights after the update, under `"_rl_module_state_after_update"`.
@@ -272,6 +276,8 @@ class LearnerGroup:
             return self._submit("episodes", episodes, options, return_state, reduce_results, on_full)
         if self._learner is None:
             return self._run_now("episodes", episodes, options, return_state, reduce_results)
+
+        # The learner of this process checks the arguments itself, so this path needs no `UpdateRequest`.
         num_steps = num_steps_of(episodes)
         with self._queue.turn(num_steps) as outcome:
             data = self._backend.share(episodes)
@@ -305,6 +311,8 @@ class LearnerGroup:
             return self._submit("batch", batch, options, return_state, reduce_results, on_full)
         if self._learner is None:
             return self._run_now("batch", batch, options, return_state, reduce_results)
+
+        # See `update_from_episodes`.
         num_steps = num_steps_of(batch)
         with self._queue.turn(num_steps) as outcome:
             data = self._backend.share(batch)
@@ -323,7 +331,7 @@ class LearnerGroup:
         self._last_call_id += 1
         if return_state and self._learner is not None:
             results[STATE_AFTER_UPDATE] = self._learner.get_weights()
-        value, outcome.has_trained = self._numbered([results], self._last_call_id, reduce_results)
+        value, outcome.has_trained = self._results_and_has_trained([results], self._last_call_id, reduce_results)
         return value
 
     def _submit(
@@ -362,9 +370,9 @@ class LearnerGroup:
 
     def _run(self, request: UpdateRequest) -> tuple[Any, bool]:
         """Return the results of one request, and whether anything was trained."""
-        return self._numbered(self._backend.update(request), request.call_id, request.reduce_results)
+        return self._results_and_has_trained(self._backend.update(request), request.call_id, request.reduce_results)
 
-    def _numbered(self, results: list[Results], call_id: int, reduce_results: bool) -> tuple[Any, bool]:
+    def _results_and_has_trained(self, results: list[Results], call_id: int, reduce_results: bool) -> tuple[Any, bool]:
         """Return the results with the number of their call, and whether anything was trained."""
         skipped = bool(results[0].get(ALL_MODULES, {}).get("num_updates_skipped", 0))
         if skipped and self.section.never_skip_update:
@@ -424,7 +432,7 @@ class LearnerGroup:
         `inference_only` leaves out the weights that acting does not need. `KeyError` for an unknown component, with
         those that exist.
         """
-        included = _below_learner(components)
+        included = _below_learner(components)  # a path "" is the whole learner
         excluded = _below_learner(not_components)
         if excluded is not None and "" in excluded:
             return {}

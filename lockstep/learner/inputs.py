@@ -220,6 +220,7 @@ def recorded_columns(to_tensor: ToTensor, connectors: ModuleConnectors, trajecto
 
     Observations have passed the observation connectors, and all columns the learner connectors.
     """
+    # Cuts include truncations. They have their own column only if episodes were also cut at the end of the data.
     truncateds = trajectories.cuts if trajectories.truncateds is None else trajectories.truncateds
     columns: dict[str, Any] = {
         Columns.OBS: connectors.obs(trajectories.flat_obs()),
@@ -255,7 +256,7 @@ def _without_masked_rows(columns: TensorColumns) -> TensorColumns:
 def steps_of_unknown_policy(versions: np.ndarray, weights_seq_no: int, trajectories: Trajectories) -> int:
     """Return the number of steps by an older policy without a recorded `action_logp`.
 
-    A loss takes these steps for steps of the present policy.
+    A loss treats these steps as if the present policy had taken them.
     """
     is_old = versions < weights_seq_no
     logp = trajectories.action_logp
@@ -264,12 +265,13 @@ def steps_of_unknown_policy(versions: np.ndarray, weights_seq_no: int, trajector
     if logp is not None:
         rows = trajectories.rows()
         unknown = np.isnan(logp.reshape(-1) if rows is None else logp.reshape(-1)[rows])
+        # The lengths differ if only some of the episodes have recorded versions. All unknown steps then count as old.
         is_old = is_old & unknown if len(unknown) == len(is_old) else unknown
     return int(is_old.sum())
 
 
 def warn_of_unknown_policy(module_id: str, num_steps: int, versions: np.ndarray, weights_seq_no: int) -> None:
-    """Warn that a loss takes `num_steps` steps of an older policy for steps of the present one."""
+    """Warn that a loss treats `num_steps` steps of an older policy as steps of the present one."""
     warnings.warn(
         f"module {module_id!r}: {num_steps} of {len(versions)} steps were taken with weights that are up to "
         f"{weights_seq_no - int(versions.min())} updates older than those that learn, and their episodes did not "
@@ -281,9 +283,12 @@ def warn_of_unknown_policy(module_id: str, num_steps: int, versions: np.ndarray,
 
 
 def look_for_forbidden_actions(
-    columns: TensorColumns, module: RLModule, module_id: str, is_first_count: Callable[[str, int], bool]
+    columns: TensorColumns, module: RLModule, module_id: str, count_and_should_warn: Callable[[str, int], bool]
 ) -> None:
-    """Count the rows whose action is forbidden by the mask in their observation, and warn if they are the first."""
+    """Count the rows whose action is forbidden by the mask in their observation, and warn if they are the first.
+
+    `count_and_should_warn(name, amount)` adds to a lifetime counter, and returns whether to warn.
+    """
     obs = columns.get(Columns.OBS)
     loss_mask = columns.get(Columns.LOSS_MASK)
     space = module.action_space
@@ -295,7 +300,7 @@ def look_for_forbidden_actions(
     is_forbidden = forbidden_rows(space, columns[Columns.ACTIONS].cpu().numpy(), mask.reshape(-1, mask.shape[-1]))
     if loss_mask is not None:
         is_forbidden = is_forbidden[loss_mask.cpu().numpy().reshape(-1)]
-    if is_first_count(f"{module_id}/forbidden_actions", int(is_forbidden.sum())):
+    if count_and_should_warn(f"{module_id}/forbidden_actions", int(is_forbidden.sum())):
         warnings.warn(
             f"module {module_id!r}: {is_forbidden.sum():,} of {len(is_forbidden):,} actions to learn from are "
             f"forbidden by their action masks. Does {type(module).__name__} apply the mask? A module of your own does "
@@ -308,7 +313,10 @@ def look_for_forbidden_actions(
 
 @dataclass(frozen=True)
 class _KnownInputs:
-    """Required columns of a module that are in the table, with the shapes of their rows. It is valid for its spaces."""
+    """Required columns of a module that are in the table, with the shapes of their rows.
+
+    The shapes are valid as long as the module has the same spaces.
+    """
 
     required: tuple[str, ...]
     observation_space: Space
@@ -318,8 +326,8 @@ class _KnownInputs:
 
 
 _KNOWN_INPUTS: WeakKeyDictionary[RLModule, _KnownInputs] = WeakKeyDictionary()
-"""Known inputs by module. Batches are checked in every update, and finding shapes anew would take longer than
-checking."""
+"""Known inputs by module. Batches are checked in every update, and working out the shapes each time would take longer
+than the check itself."""
 
 
 def _known_inputs(required: Collection[str], module: RLModule) -> list[tuple[LossInput, Shape | None]]:
@@ -362,7 +370,7 @@ def check_columns(
             values = columns[each.name]
             each.check_rows(values if mask is None else values[mask], module.action_space, module_id)
     if mask is None and module.is_stateful():
-        return  # only the mask could tell the length of its sequences
+        return  # without a mask the length L of its sequences `[S, L, ...]` is not known
     rows: Shape = tuple(next(leaves(columns)).shape[:1]) if mask is None else tuple(mask.shape)
     for each, row_shape in known:
         column = columns[each.name]
@@ -410,8 +418,9 @@ def check_read(
 ) -> None:
     """Explain a `KeyError` of a loss that has read the missing key `name`.
 
-    Raises the `ValueError` of `check_outputs` if a network should have returned it. For other names raises `KeyError`
-    with the names that exist. Returns if the key is not that of a column. `modules` and `learner` are names of classes.
+    Raises the `ValueError` of `check_outputs` if a network should have returned it. For another name that the outputs
+    or the batch lack it raises `KeyError` with the names that exist. It returns if both have the name, or if it is not
+    a text: then the error has another cause. `modules` and `learner` are names of classes.
     """
     for module_id, outputs in fwd_out.items():
         if isinstance(outputs, Tensor) or not isinstance(name, str):

@@ -88,7 +88,7 @@ STEPS_SAMPLED = "num_env_steps_sampled_lifetime"
 STAGES = ("pipeline", "forward_backward", "reduction", "step")
 """Stages of an update whose durations are in the results."""
 REPLACED_BY_FAST_PATHS = ("masked_mean", "normalized", "compute_gradients", "apply_gradients")
-"""Methods that compiled steps, kernels and joint reductions do not call, see `Learner.overridden_methods`."""
+"""Methods that compiled steps, kernels of losses and `masked_means` bypass, see `Learner.overridden_methods`."""
 Gradients = dict[nn.Parameter, Tensor]
 Outputs = dict[str, Any]
 """Outputs of a module's `forward_train` by name."""
@@ -120,13 +120,13 @@ class Learner(Generic[Training]):
     """Whether `fused_loss` computes the numbers of `compute_loss_for_module`. A class that overrides the loss without
     setting this attribute again has no kernel."""
     learns_step_by_step: bool = False
-    """Whether the loss uses the reward of each step of a rollout, so that an intrinsic reward can be added to it."""
+    """Whether the loss uses the reward of each single step of a rollout. An on-policy algorithm needs this to have an
+    intrinsic reward."""
     has_state_critic: bool = False
     """Whether the learner trains a critic of states, which may observe more than the policy."""
     updates_targets_after_step: bool = False
-    """Whether target networks are updated in `after_gradient_step`. With `framework(compile=True)` an algorithm that
-    learns from a replay buffer or offline needs this: other code that follows an eager step is not called after a
-    compiled one."""
+    """Whether target networks are updated in `after_gradient_step`, the only hook that runs after each compiled step as
+    well. With `framework(compile=True)` an algorithm that learns from a replay buffer or offline needs this."""
 
     def __init__(
         self,
@@ -177,13 +177,14 @@ class Learner(Generic[Training]):
         as forward and backward."""
         self.rows_in_step = 0
         self._lags: dict[str, tuple[float, int]] = {}
-        """By module id: mean age of the weights that acted, in updates, and the number of rows with this mean."""
+        """By module id: mean age of the weights that acted, in updates, and the number of rows it is the mean over."""
         self.last_series: dict[tuple[str, str], list[float]] = {}
         """Values of each metric in the gradient steps of the last update, by module id and name."""
         self.first_bad_tensor: str | None = None
         """Name of the last tensor whose gradient was not finite, see `nan_policy`."""
         self.compiled: CompiledUpdate | None = None
         self.device_update = ReplayUpdate(self)
+        """Updates from rollouts and replay buffers whose data are on the learner's device."""
         self.parameter_watch: ParameterWatch | None = None
         self.gradient_watch = GradientWatch()
         self.loss_has_kernel = _kernel_computes_loss(type(self))
@@ -259,7 +260,8 @@ class Learner(Generic[Training]):
             self.module[module_id].requires_grad_(False)
             return
 
-        # `self.reducer` is looked up at each call, since it is replaced when the number of learners changes.
+        # Connectors join their statistics over learners with these functions. `self.reducer` is looked up at each call,
+        # since it is replaced when the number of learners changes.
         has_peers = self.reducer.world_size > 1
         connectors.join = self._joined_moments if has_peers else None
         connectors.gather = (lambda value: self.reducer.gather(value)) if has_peers else None
@@ -283,7 +285,10 @@ class Learner(Generic[Training]):
         return self.registered.get(f"{module_id}/{NOVELTY}")
 
     def _joined_moments(self, moments: RunningMoments) -> RunningMoments:
-        """Return the moments of the rows of all learners together. Moments of stand-ins are left out."""
+        """Return the moments of the rows of all learners together.
+
+        A learner without rows has moments of a stand-in (see `many/sharding.py`), which are left out.
+        """
         return self.reducer.moments(moments if self.rows_in_step else RunningMoments(moments.shape))
 
     def setup_module(self, module_id: str) -> None:
@@ -317,8 +322,8 @@ class Learner(Generic[Training]):
     def choose_compiling(self, gradient_steps: float, rows: float) -> bool:
         """Decide whether the gradient steps of a run are compiled, and return the decision.
 
-        Before the decision steps are eager. `framework(compile="auto")` compiles if that pays. On a machine without a
-        compiler steps stay eager, with a warning.
+        Gradient steps before this call are eager. `framework(compile="auto")` compiles if that pays. On a machine
+        without a compiler steps stay eager, with a warning.
 
         Args:
             gradient_steps: Planned number of gradient steps.
@@ -332,6 +337,7 @@ class Learner(Generic[Training]):
             for entry in self.optimizers:
                 parameters += entry.flat.params
             compiles = compiling_pays(gradient_steps, rows, parameters)
+            # A new `CompiledUpdate` answers this without compiling anything.
             compiles = compiles and CompiledUpdate(self).reason_to_run_eagerly() is None
         if compiles and on_host and not has_compiler():
             warnings.warn(
@@ -356,7 +362,7 @@ class Learner(Generic[Training]):
 
         Raises `ValueError` naming a parameter to which they cannot adapt.
         """
-        if self.parameter_watch is not None and self.parameter_watch.look():
+        if self.parameter_watch is not None and self.parameter_watch.bind_replaced():
             self.reset_compiled()
             self.gradient_watch.forget()
 
@@ -385,6 +391,7 @@ class Learner(Generic[Training]):
         )
         columns = {}
         for module_id, trajectories in agreement.parts.items():
+            # Preparing a batch may reduce over learners, where stand-ins must not count.
             with self.in_step(agreement.num_own_rows(module_id), agreement.stand_ins):
                 columns[module_id] = self.prepare_batch(trajectories, module_id=module_id)
         self.seconds["pipeline"] = time.perf_counter() - started
@@ -405,7 +412,7 @@ class Learner(Generic[Training]):
             batch: Batch of the only module, or of several.
             timesteps: Present time for schedules, e.g. `{"num_env_steps_sampled_lifetime": 40_000}`.
             num_epochs: Number of passes over the batch.
-            minibatch_size: Number of rows of the largest module in one gradient step. None takes all rows.
+            minibatch_size: Number of rows in one gradient step, of the module with the most rows. None takes all rows.
             shuffle_batch_per_epoch: Shuffle the rows again before each pass.
         """
         started = time.perf_counter()
@@ -436,7 +443,8 @@ class Learner(Generic[Training]):
         self.gradient_watch.begin(self.module, self.registered, self.optimizers, columns)
 
         rng = self.streams.numpy("minibatches")
-        transitions = steps_by_row(columns)  # of sequences; a row of a module without memory is one
+        # A row is one transition, or for a module with memory a sequence of several.
+        transitions = steps_by_row(columns)
         # Algorithms that make their batch from episodes report the explained variance themselves.
         first_values = FirstValues({} if trajectories else columns)
         trained = dict.fromkeys(columns, 0)
@@ -445,7 +453,8 @@ class Learner(Generic[Training]):
         num_rows_used = 0
         for minibatches in module_minibatches(plan.num_rows, options, rng):
             own_minibatches = [plan.own_rows(indices) for indices in minibatches]
-            for (rows, stand_ins), tensors in zip(own_minibatches, rows_on_device(own_minibatches, self.device)):
+            tensors_of_minibatches = rows_on_device([rows for rows, _ in own_minibatches], self.device)
+            for (rows, stand_ins), tensors in zip(own_minibatches, tensors_of_minibatches):
                 sizes = plan.own_sizes(rows, stand_ins)
                 for module_id, size in sizes.items():
                     per_row = transitions.get(module_id)
@@ -474,7 +483,7 @@ class Learner(Generic[Training]):
             "num_updates_skipped": 0,
         }
         self.end_update(options.timesteps or {}, agreement, trajectories, first_values)
-        if self._is_first_count("rows_left_out", counts["num_rows_left_out"]):
+        if self._count_and_should_warn("rows_left_out", counts["num_rows_left_out"]):
             left_out_per_pass = counts["num_rows_left_out"] // passes
             warn_of_rows_left_out(left_out_per_pass, num_rows, options, self.config.train_batch_size)
         return self.summarize(self.reducer.sum_counts(trained), counts, time.perf_counter() - started)
@@ -484,10 +493,11 @@ class Learner(Generic[Training]):
         for module_id, part in columns.items():
             # Reading the masks takes a while, so the check runs after 0, 1, 2, 4, 8, ... updates only.
             if (self.weights_seq_no & (self.weights_seq_no - 1)) == 0:
-                inputs.look_for_forbidden_actions(part, self.module[module_id], module_id, self._is_first_count)
+                inputs.look_for_forbidden_actions(part, self.module[module_id], module_id, self._count_and_should_warn)
             novelty = self.novelty_of(module_id)
             if novelty is not None:
-                part = novelty.rewarded(part, plan.num_own_rows[module_id] > 0, self.reducer)
+                has_own_rows = plan.num_own_rows[module_id] > 0
+                part = novelty.with_rewards(part, has_own_rows=has_own_rows, reducer=self.reducer)
             part = self.prepare_sequences(module_id, part)
             widths = self.noise_columns(module_id)
             columns[module_id] = plan.with_noise(module_id, part, widths, self.streams, self.to_tensor)
@@ -501,8 +511,8 @@ class Learner(Generic[Training]):
     ) -> None:
         """End an update after its gradient steps: hooks, statistics of observations, explained variance of values.
 
-        Connectors get the new observations only now. So the policy that acted and the one that was trained have seen
-        observations after the same normalization.
+        Connectors get the new observations only now, after training. So the policy was trained on observations with the
+        same normalization as those that it acted on.
         """
         self.weights_seq_no += 1
         self.after_gradient_based_update(timesteps=timesteps)
@@ -542,15 +552,16 @@ class Learner(Generic[Training]):
 
     @contextmanager
     def in_step(self, rows: int, stand_ins: frozenset[str] | None = None) -> Iterator[StepContext]:
-        """Return a context in which `self.step_context` is a step on `rows` rows, which weight its metrics.
+        """Return a context for a gradient step on `rows` own rows. The metrics that it logs have this number as weight.
 
-        `stand_ins` are the ids of the modules whose row has no weight; None takes those of the present step. Contexts
-        may be nested. Errors and values of rows that the inner step sets can be read after it.
+        `stand_ins` are the ids of the modules that this learner has no own row of, see `many/sharding.py`; None takes
+        those of the present step. Contexts may be nested. After an inner step, the errors and values of rows that it
+        has set can still be read.
         """
         outer = self.step_context
         metrics = self.metrics
         weight = metrics.weight
-        self.step_context = step = outer.within(stand_ins)
+        self.step_context = step = outer.nested(stand_ins)
         metrics.weight = rows
         try:
             yield step
@@ -610,7 +621,7 @@ class Learner(Generic[Training]):
             self.note_sampler(module_id, versions)
             if Columns.ACTION_LOGP in self.required_columns(module_id):
                 num_steps = inputs.steps_of_unknown_policy(versions, self.weights_seq_no, parts.trajectories[module_id])
-                if self._is_first_count(f"{module_id}/steps_of_unknown_policy", num_steps):
+                if self._count_and_should_warn(f"{module_id}/steps_of_unknown_policy", num_steps):
                     inputs.warn_of_unknown_policy(module_id, num_steps, versions, self.weights_seq_no)
         return {module_id: parts.trajectories[module_id] for module_id in ids}, parts.env_steps
 
@@ -689,10 +700,10 @@ class Learner(Generic[Training]):
         return columns
 
     def prepare_sequences(self, module_id: str, columns: TensorColumns) -> TensorColumns:
-        """Return the columns of an update, whose rows gradient steps take. Called once for each update and module.
+        """Return the columns from which the minibatches of an update are taken. Called once for each update and module.
 
-        A subclass can change the sequences `[S, L, ...]` of a module with memory here. All learners call it together,
-        so it may communicate with them.
+        A subclass can change the sequences `[S, L, ...]` of a module with memory here. All learners make this call
+        together, so it may communicate with them.
         """
         return columns
 
@@ -712,8 +723,8 @@ class Learner(Generic[Training]):
     def forward_and_losses(self, batch: dict[str, TensorColumns]) -> tuple[dict[str, Outputs], dict[str, Tensor]]:
         """Return the outputs of the networks, and the losses, both by module id.
 
-        Losses are logged as `total_loss` here, and not in a hook. So results show a loss that is not finite, whatever a
-        subclass overrides.
+        Losses are logged as `total_loss` here, and not in a hook that a subclass may override. So a loss that is not
+        finite always shows in the results.
         """
         fwd_out = self.forward_train(batch)
         for module_id, outputs in fwd_out.items():
@@ -802,7 +813,8 @@ class Learner(Generic[Training]):
     ) -> Tensor:
         """Return the loss of a module, 0-d. Every algorithm must implement this method.
 
-        Means over rows are computed with `masked_mean`, so that several learners have the loss of one.
+        Means over rows are computed with `masked_mean`, so that several learners compute the same loss as one learner
+        with all rows.
         """
         raise TypeError(f"{type(self).__name__} has no loss; override compute_loss_for_module")
 
@@ -817,9 +829,10 @@ class Learner(Generic[Training]):
     def masked_mean(self, values: Tensor, batch: TensorColumns) -> Tensor:
         """Return the mean of `values` over the rows of *all* learners where the loss mask is set.
 
-        `values` are `[N]`, or `[S, L]` for a module with memory. The mean is the same on each learner, and its gradient
-        is that of the learner's own rows. Since gradients are summed over learners, n learners then compute the
-        gradient of one, for any function of such means. A term that does not come from rows goes through `once`.
+        `values` are `[N]`, or `[S, L]` for a module with memory. The mean is the same on each learner, but gradients
+        flow to the learner's own rows only. The sum of these gradients over all learners is the gradient that one
+        learner with all rows would compute. This holds for every function of such means. A term of the loss that does
+        not come from rows, such as a penalty on parameters, goes through `once`.
         """
         mask = batch.get(Columns.LOSS_MASK)
         if mask is None and self.reducer.world_size == 1:
@@ -843,10 +856,7 @@ class Learner(Generic[Training]):
         return centered / (self.masked_mean(centered.square(), batch).sqrt() + 1e-8)
 
     def once(self, term: Tensor) -> Tensor:
-        """Return a term of the loss with 1/n of its gradient, so that n learners which all compute it count it once.
-
-        An example is a penalty on parameters.
-        """
+        """Return a term of the loss with 1/n of its gradient, so that n learners which all compute it count it once."""
         return self.reducer.once(term)
 
     def coefficient(self, module_id: str, name: str) -> Tensor:
@@ -883,7 +893,7 @@ class Learner(Generic[Training]):
         for entry in self.optimizers:
             self.reducer.sum_(entry.flat.grad)
         self.seconds["reduction"] += time.perf_counter() - started
-        if self.gradient_watch.missing:
+        if self.gradient_watch.missing:  # a check is in progress
             self.gradient_watch.observe(self.optimizers)
         return self.optimizers.gradients()
 
@@ -911,7 +921,7 @@ class Learner(Generic[Training]):
         `module_id` may also be `ALL_MODULES`.
         """
         for entry in self.optimizers.of_module(module_id):
-            # If nobody has replaced a gradient, norm and clipping are one operation each on the flat gradient.
+            # If all gradients are still views of the flat gradient, norm and clipping take one operation each on it.
             parts = entry.flat.take(module_gradients_dict)
             whole = [entry.flat.grad] if parts is entry.flat.grad_views else parts
             norm = global_norm(whole)
@@ -929,11 +939,15 @@ class Learner(Generic[Training]):
         """Take one step of each optimizer. `nan_policy` says what happens if its gradient is not finite."""
         self.optimizers.take_gradients(gradients)
         for entry in self.optimizers:
-            if entry.has_loss:  # without rows, moments of earlier steps would still move the parameters
+            # Without a loss the gradient is 0, but the moments of earlier steps would still move the parameters.
+            if entry.has_loss:
                 entry.step(self.config_of(entry.module_id).nan_policy)
 
     def has_loss(self, entry: RegisteredOptimizer, losses: Collection[str]) -> bool:
-        """Return whether an optimizer is stepped in the present gradient step, which has `losses` of these modules."""
+        """Return whether an optimizer is stepped in the present gradient step.
+
+        `losses` are the keys of the step's losses: module ids, or `ALL_MODULES`.
+        """
         module_id = entry.module_id
         if module_id not in losses and module_id != ALL_MODULES:
             modules_in_step = self.step_context.modules
@@ -975,9 +989,10 @@ class Learner(Generic[Training]):
         return True
 
     def pattern(self, num_steps: int) -> Hashable:
-        """Return a key that tells which of the coming `num_steps` gradient steps do more than others.
+        """Return a key of the coming `num_steps` gradient steps: equal keys mean equal operations, step by step.
 
-        An example is a step with a target update. A CUDA graph of several steps is valid for one key only.
+        If only every second step updates a target, the key says whether the first step does. A CUDA graph of several
+        steps is valid for one key only.
         """
         return None
 
@@ -1138,7 +1153,7 @@ class Learner(Generic[Training]):
             raise
         if not self.is_frozen(module_id):
             self.reset_compiled()
-        return self._follow_modules(new_should_module_be_updated)
+        return self._adapt_to_modules(new_should_module_be_updated)
 
     def remove_module(
         self, module_id: str, *, new_should_module_be_updated: TrainedModules = None
@@ -1167,7 +1182,7 @@ class Learner(Generic[Training]):
         if not self.is_frozen(module_id):
             self.reset_compiled()
         self._forget(module_id)
-        return self._follow_modules(new_should_module_be_updated)
+        return self._adapt_to_modules(new_should_module_be_updated)
 
     def _forget(self, module_id: str) -> None:
         """Remove a module with its optimizers, schedules, statistics, counters and registered state."""
@@ -1183,7 +1198,7 @@ class Learner(Generic[Training]):
             for name in [name for name in store if name.startswith(f"{module_id}/")]:
                 del store[name]
 
-    def _follow_modules(self, trained: TrainedModules) -> MultiRLModuleSpec:
+    def _adapt_to_modules(self, trained: TrainedModules) -> MultiRLModuleSpec:
         """Adapt to modules that were added or removed, and return the spec of all modules.
 
         `trained` is the new value of `policies_to_train`. None keeps the present one, without removed modules.
@@ -1250,8 +1265,8 @@ class Learner(Generic[Training]):
             warnings.warn(problem, RuntimeWarning, stacklevel=2)
         if num_without_gradient:
             results[ALL_MODULES]["parameters_without_gradient"] = num_without_gradient
-        warns_of = trained if self.reducer.rank == 0 else ()
-        num_bad = self.optimizers.report(results, warns_of, self.last_series, self.config_of)
+        may_warn_of = trained if self.reducer.rank == 0 else ()
+        num_bad = self.optimizers.report(results, may_warn_of, self.last_series, self.config_of)
         results[ALL_MODULES].update(
             num_env_steps_trained_lifetime=self.count("env_steps", counts["num_env_steps_trained"]),
             num_gradient_steps_lifetime=self.count("gradient_steps", counts["num_minibatches"]),
@@ -1286,7 +1301,7 @@ class Learner(Generic[Training]):
         self.lifetime[name] = self.lifetime.get(name, 0) + amount
         return self.lifetime[name]
 
-    def _is_first_count(self, name: str, amount: int) -> bool:
+    def _count_and_should_warn(self, name: str, amount: int) -> bool:
         """Add `amount` to a lifetime counter, and return whether this learner is to warn of it.
 
         Rank 0 warns, the first time that the amount is not 0.
@@ -1388,7 +1403,7 @@ class Learner(Generic[Training]):
             CheckpointError: the folder is damaged, or is not a checkpoint.
             ValueError: a part has to be passed in. The message says which.
         """
-        with handed_in(cls):
+        with handed_in(cls):  # a class of the running script, which the file may name
             return cls.from_folders(read_checkpoint(Path(path)), names=FileNames(path, {}, trust), **parts)
 
     @classmethod
@@ -1405,15 +1420,15 @@ class Learner(Generic[Training]):
         Args:
             folders: Folders of the checkpoint, as `checkpoint_folders` returns them.
             reducer: Communication with other learners; None for a learner that is alone.
-            names: Finder of the objects that the checkpoint names. None is for a file that the user has not trusted.
+            names: Access to the objects that the checkpoint names. None treats the file as not trusted by the user.
             **parts: See `from_checkpoint`.
         """
         names = FileNames("the checkpoint", {}) if names is None else names
-        with claims_of(names.file):
-            arguments, class_path, state = checkpointing.learner_in(folders, names=names, **parts)
+        with claims_of(names.file):  # sizes that the file claims are checked while networks are built
+            arguments, class_path, state = checkpointing.arguments_of_saved_learner(folders, names=names, **parts)
         learner_class = cls
         if cls is Learner:
-            names = names.of_part(folders["learner"]["recipe"])
+            names = names.of_part(folders["learner"]["recipe"])  # the recipe has its own signature
             otherwise = "build it and use restore_from_path"
             learner_class = checkpointing.class_in_file(class_path, Learner, otherwise, names)
         learner = learner_class(**arguments, reducer=reducer)

@@ -94,7 +94,8 @@ class LearnerState:
             learner.metrics.set_state(state["metrics"])
         if "random" in state:
             learner.streams.set_state(state["random"])
-        # A dict names a function, which cannot be saved: the learner keeps its own. So it does if there is no entry.
+        # A function cannot be saved, so the state has a dict with its name instead. Then the learner keeps the function
+        # that it has. It also keeps its value if the state has no entry.
         allowed = state.get("should_module_be_updated", {})
         if not isinstance(allowed, Mapping):
             learner.policies_to_train = allowed if allowed is None else list(allowed)
@@ -107,12 +108,12 @@ class LearnerState:
         for key, saved in coefficients.items():
             module_id, name = key.rsplit("/", 1)
             schedule, value = self.learner.coefficients[module_id, name]
-            saved_value = schedule.follow(saved["schedule"])
-            if saved_value is None:
+            value_of_old_schedule = schedule.follow(saved["schedule"])  # None if the schedule has not changed
+            if value_of_old_schedule is None:
                 value.fill_(saved["value"])
             else:
                 value.fill_(schedule.value)
-                warn_of_configured(f"{name} of {module_id}", schedule.value, saved_value)
+                warn_of_configured(f"{name} of {module_id}", schedule.value, value_of_old_schedule)
 
     def weights(
         self, module_ids: Collection[str] | str | None = None, inference_only: bool = False

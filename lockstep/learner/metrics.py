@@ -33,12 +33,13 @@ def report_metrics(
         metrics: Metrics of this learner, which are cleared.
         reducer: Connection to the other learners.
         module_ids: Ids of all modules.
-        lags: By module id: mean age of the weights that acted, in updates, and the number of rows with this mean.
+        lags: By module id: mean age of the weights that acted, in updates, and the number of rows it is the mean over.
     """
-
     for module_id, (num_updates, num_rows) in lags.items():
         metrics.log_value((module_id, "diff_num_grad_updates_vs_sampler_policy"), num_updates, weight=num_rows)
     is_alone = reducer.world_size == 1
+    # Alone, `report` reads the learner's own entries. With several learners, each has logged a mean over its own rows for
+    # every step, and `by_step` first joins these to one mean for each step.
     numbers = metrics.report(None if is_alone else reducer.gather(metrics.take()), by_step=not is_alone)
 
     results: Results = {ALL_MODULES: {}}
@@ -55,9 +56,10 @@ def report_metrics(
 
 
 class FirstValues:
-    """Values of the rows in the first pass over a batch, for `vf_explained_var`.
+    """Values of the rows in the first pass over a batch, for the metric `vf_explained_var`.
 
-    In the first pass each row's value is computed before the network is trained on that row.
+    The metric compares the outputs of the value function with the value targets of the batch. In the first pass each
+    row's value is computed before the network is trained on that row.
     """
 
     def __init__(self, columns: Mapping[str, TensorColumns]) -> None:
@@ -66,7 +68,7 @@ class FirstValues:
         """By module id: values of some rows, and the indices of these rows (None for all rows)."""
 
     def add(self, values: Mapping[str, Tensor], rows: RowIndices, stand_ins: Collection[str]) -> None:
-        """Add the values of a gradient step on `rows`, by module id."""
+        """Add the `values` `[N]` that a gradient step computed for its `rows`, both by module id."""
         for module_id, value in values.items():
             if module_id in self._columns:
                 # The entry is made for stand-ins, too: all learners have to reduce the same modules.
@@ -88,7 +90,7 @@ class FirstValues:
                 values = torch.cat([value for value, _ in entries])
                 target = targets[rows]
                 if values.shape != target.shape:
-                    continue  # a user's own loss may give these names another meaning
+                    continue  # a user's own loss may use `vf_preds` and `value_targets` for something else
                 if mask is not None:
                     values = values[mask[rows]]
                     target = target[mask[rows]]

@@ -26,14 +26,14 @@ TensorColumns = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class UpdateOptions:
-    """Options of one update call: schedules' time, passes, minibatches, shuffling."""
+    """Options of one update call: present time for schedules, passes, minibatches, shuffling."""
 
     timesteps: Mapping[str, int] | None = None
     """Present time for schedules and hooks, e.g. `{"num_env_steps_sampled_lifetime": 40_000}`."""
     num_epochs: int = 1
     """Number of passes over the batch."""
     minibatch_size: int | None = None
-    """Number of rows of the largest module in one gradient step. `None` takes all rows."""
+    """Number of rows in one gradient step, of the module with the most rows. `None` takes all rows."""
     shuffle_batch_per_epoch: bool = False
     """Shuffle the rows again before each pass. Ignored if `minibatch_size` is None."""
 
@@ -73,7 +73,8 @@ def module_minibatches(
 ) -> Iterator[list[RowIndices]]:
     """Yield the list of minibatches of each pass. `num_rows` is the number of rows by module id.
 
-    A minibatch holds `minibatch_size` rows of the largest module, and a proportional number of each other module.
+    A minibatch holds `minibatch_size` rows of the module with the most rows, and a proportional number of each other
+    module.
     Random numbers of a pass are drawn from `rng` when the pass begins: an update that stops early draws none for later
     passes.
     """
@@ -88,24 +89,19 @@ def module_minibatches(
         yield [dict(indices) for indices in itertools.islice(batches, minibatches_per_pass(num_rows, size))]
 
 
-def rows_on_device(
-    minibatches: Sequence[tuple[RowIndices, object]], device: torch.device
-) -> list[dict[str, Tensor | None]]:
-    """Return the row indices of each minibatch as tensors on `device`, after one transfer for all of them.
-
-    The second part of each pair in `minibatches` is ignored.
-    """
+def rows_on_device(minibatches: Sequence[RowIndices], device: torch.device) -> list[dict[str, Tensor | None]]:
+    """Return the row indices of each minibatch as tensors on `device`, after one transfer for all of them."""
     indices: list[np.ndarray] = []
-    for rows, _ in minibatches:
+    for rows in minibatches:
         indices += [index for index in rows.values() if index is not None]
     if not indices:
-        return [dict.fromkeys(rows) for rows, _ in minibatches]
+        return [dict.fromkeys(rows) for rows in minibatches]
 
     if device.type == "cpu":
         tensors = iter([torch.from_numpy(index) for index in indices])
     else:
         tensors = iter(torch.from_numpy(np.concatenate(indices)).to(device).split([len(index) for index in indices]))
-    return [{mid: None if index is None else next(tensors) for mid, index in rows.items()} for rows, _ in minibatches]
+    return [{mid: None if index is None else next(tensors) for mid, index in rows.items()} for rows in minibatches]
 
 
 def warn_of_rows_left_out(num_left_out: int, num_rows: int, options: UpdateOptions, train_batch_size: int) -> None:

@@ -19,7 +19,7 @@ from lockstep.ops.statistics import RunningMoments
 from lockstep.state.streams import global_generator
 
 NOVELTY = "novelty"
-"""Name of the optimizer, and last part of the name of the registered state."""
+"""Name of the optimizer that trains the network, and last part of the name under which the learner registers it."""
 
 
 class RandomNetworkDistillation(nn.Module):
@@ -30,12 +30,13 @@ class RandomNetworkDistillation(nn.Module):
 
     def __init__(self, observation_space: Space[Any], hiddens: tuple[int, ...] = (128, 128), size: int = 64) -> None:
         super().__init__()
+        # The mask of allowed actions in an observation is not a part of what the agent observes.
         self.is_masked = isinstance(getattr(observation_space, "spaces", None), dict) and (
             ACTION_MASK in observation_space.spaces  # type: ignore[attr-defined]
         )
         space = without_mask(observation_space) if self.is_masked else observation_space
         config = ModelConfig(hiddens=hiddens, activation="relu")
-        # The order of the four draws the initial weights: another order would give other numbers for the same seed.
+        # Each line draws initial weights, so another order would give other weights for the same seed.
         self.target = Encoder(space, config)
         self.predictor = Encoder(space, config)
         self.target_head = nn.Linear(self.target.output_size, size)
@@ -52,11 +53,11 @@ class RandomNetworkDistillation(nn.Module):
 
 
 class IntrinsicReward:
-    """Reward of a module that is the error of a network, divided by the running standard deviation of the errors.
+    """Intrinsic reward: the error of a network, divided by the running standard deviation of the errors.
 
     It follows section 2.4 of the paper with two differences. The errors are divided by their own deviation, not by that
-    of their discounted sums. And one value function predicts both kinds of reward, so the intrinsic return ends with
-    the episode.
+    of their discounted sums. And there is one value function for the sum of both rewards, where the paper has two. So
+    the intrinsic return ends with the episode, as the return of the environment must; in the paper it does not.
     """
 
     def __init__(self, network: nn.Module, coeff: float) -> None:
@@ -77,17 +78,17 @@ class IntrinsicReward:
         self.moments.merge(reducer.moments(new_moments))
         return errors * (self.coeff / (float(self.moments.var) ** 0.5 + 1e-8))
 
-    def rewarded(self, columns: TensorColumns, counts: bool, reducer: Reducer) -> TensorColumns:
+    def with_rewards(self, columns: TensorColumns, *, has_own_rows: bool, reducer: Reducer) -> TensorColumns:
         """Return the columns with the intrinsic reward added to the rewards.
 
-        `counts` says whether the rows are this learner's own. Columns without rewards or next observations are returned
-        unchanged.
+        With `has_own_rows=False` the rows are stand-ins, whose errors do not count in the statistics. Columns without
+        rewards or next observations are returned unchanged.
         """
         if Columns.REWARDS not in columns or Columns.NEXT_OBS not in columns:
             return columns
         rewards = columns[Columns.REWARDS]
         mask = columns.get(Columns.LOSS_MASK, torch.ones_like(rewards, dtype=torch.bool))
-        intrinsic_rewards = self(columns[Columns.NEXT_OBS], mask.reshape(-1) & counts, reducer)
+        intrinsic_rewards = self(columns[Columns.NEXT_OBS], mask.reshape(-1) & has_own_rows, reducer)
         return {**columns, Columns.REWARDS: rewards + intrinsic_rewards}
 
     def get_state(self) -> dict[str, Any]:

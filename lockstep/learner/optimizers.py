@@ -142,8 +142,10 @@ class FlatParameters:
     def take(self, gradients: Mapping[nn.Parameter, Tensor]) -> Sequence[Tensor]:
         """Return the gradients of the parameters, in order.
 
-        The result is the list `grad_views` itself, so that the caller can operate on `grad` instead, if the dict holds
-        exactly these views. On a device this is so even if the dict holds gradients of other optimizers, too: there one
+        If the dict holds exactly the views of `grad`, the result is the list `grad_views` itself. The caller can then
+        operate on `grad` instead.
+
+        On a device the result is `grad_views` even if the dict holds gradients of other optimizers as well: there one
         operation on the flat tensor saves a launch for each parameter.
         """
         if self.are_views(gradients.values()):
@@ -155,8 +157,8 @@ class FlatParameters:
     def zero_grad(self) -> None:
         """Set all gradients to zero, in one operation.
 
-        `.grad` of each parameter is its view again, also if somebody has set `.grad` or `.grad.data` (as
-        `module.double()` does).
+        If other code has set `.grad` or `.grad.data` of a parameter (as `module.double()` does), its `.grad` becomes a
+        view of the flat gradient again.
         """
         self.grad.zero_()
         try:
@@ -189,9 +191,9 @@ class FlatParameters:
             param.data = view
         self._put_gradients()
 
-    def check_fits(self, param: nn.Parameter, place: nn.Parameter, names: Mapping[int, str]) -> None:
-        """Check that `param` can lie where `place`, one of `params`, lies; `ValueError` naming it otherwise."""
-        shape = next(shape for p, shape in zip(self.params, self.shapes) if p is place)
+    def check_fits(self, param: nn.Parameter, replaced: nn.Parameter, names: Mapping[int, str]) -> None:
+        """Check that `param` can take the place of `replaced`, one of `params`; `ValueError` naming it otherwise."""
+        shape = next(shape for p, shape in zip(self.params, self.shapes) if p is replaced)
         if param.shape != shape or param.dtype != self.data.dtype or param.device != self.data.device:
             raise ValueError(
                 f"{names.get(id(param), 'a parameter')} was {tuple(shape)} {self.data.dtype} on {self.data.device} "
@@ -200,7 +202,7 @@ class FlatParameters:
                 "(framework(dtype=) sets the dtype)"
             )
 
-    def follow_trainable(self) -> bool:
+    def update_frozen(self) -> bool:
         """Read again which parameters are frozen (`requires_grad_(False)`); return whether that has changed."""
         trainable = list(map(_is_trainable, self.params))
         if trainable == self._trainable:
@@ -244,10 +246,11 @@ class RegisteredOptimizer:
     """Flat gradient that was not finite since the last report. On the CPU it is the first such gradient, or None; on a
     device the last one, or zeros."""
     hold: Tensor | None = None
-    """0-d float32, 1 while steps shall change nothing. None: steps are never held."""
+    """Flag that suspends the optimizer, 0-d float32: while it is 1, steps change nothing. A CUDA graph has no branches,
+    so steps after an early stop are taken all the same, but suspended. None if steps are never suspended."""
     rate: Tensor | None = None
-    """Learning rate of steps in a CUDA graph, 0-d float32 on the device: a graph would repeat a plain number. None: the
-    rate is that of the optimizer."""
+    """Learning rate of steps in a CUDA graph, 0-d float32 on the device: a graph would repeat a plain number. None
+    takes the learning rate of the optimizer."""
     has_loss: bool = True
     """Whether the present gradient step has a loss for it. Without one it is not stepped."""
     updates_at_zero_rate: int = 0
@@ -278,7 +281,8 @@ class RegisteredOptimizer:
     def steps_directly(self) -> bool:
         """Whether a step is a direct call of fused Adam's kernel, without `Optimizer.step` around it.
 
-        It is not if somebody waits for that call: a hook, or a scheduler, which replaces the method on the object.
+        Hooks of the optimizer need `Optimizer.step`, and so do torch's learning-rate schedulers, which replace the
+        method `step` of the object. With either of them it is False.
         """
         if not (KERNEL_IS_KNOWN and self.is_plain_adam):
             return False
@@ -476,19 +480,20 @@ class RegisteredOptimizer:
         `mask` is 0-d bool for a step to skip, or `[n]` for the frozen elements of the flat tensor. Frozen parameters
         have a gradient of 0, but earlier moments and weight decay would still move them.
 
-        The host does not read `mask`. State that the step creates is therefore set to 0 where `mask` is set, and a
-        number of steps that is kept on the host counts skipped steps, too.
+        The host does not read `mask`, so it does not know whether the step is skipped. This has two consequences. State
+        that the step creates has no old value, and is set to 0 where `mask` is set. And if the optimizer counts its
+        steps on the host, it counts skipped ones as well.
         """
-        before = [(tensor, tensor.clone()) for tensor in self._stepped(mask)]
+        before = [(tensor, tensor.clone()) for tensor in self._tensors_to_restore(mask)]
         known = {id(tensor) for tensor, _ in before}
         yield
         for tensor, value in before:
             tensor.copy_(torch.where(mask, value, tensor))
-        for tensor in self._stepped(mask):
+        for tensor in self._tensors_to_restore(mask):
             if id(tensor) not in known:
                 tensor.masked_fill_(mask, 0)
 
-    def _stepped(self, mask: Tensor) -> list[Tensor]:
+    def _tensors_to_restore(self, mask: Tensor) -> list[Tensor]:
         """Return the tensors that a step changes and that `mask` fits: parameters and optimizer state."""
         tensors = [self.flat.data]
         for state in self.optimizer.state.values():
@@ -632,7 +637,7 @@ class OptimizerSet:
     def report(
         self,
         results: dict[str, dict[str, Any]],
-        warns_of: Collection[str],
+        may_warn_of: Collection[str],
         series: Mapping[tuple[str, str], Sequence[float]],
         config_of: Callable[[str], TrainingSection],
     ) -> int:
@@ -641,9 +646,9 @@ class OptimizerSet:
         A bad gradient is one that is not finite. Their count starts again from 0.
 
         Args:
-            results: Numbers by module id, which are extended. If `num_bad_gradients` is 0 there, the device is not
-                asked for the count.
-            warns_of: Ids of the modules whose optimizers warn if they train nothing.
+            results: Numbers by module id, which are extended. If they already say that
+                `num_bad_gradients` is 0, the counts are not read from the device.
+            may_warn_of: Ids of the modules whose optimizers may warn that they train nothing.
             series: Values of each metric in the gradient steps of the update.
             config_of: Function that returns the training section of a module id.
         """
@@ -663,7 +668,7 @@ class OptimizerSet:
             if norms and config.grad_clip is not None and config.grad_clip_by == "global_norm":
                 clipped = sum(norm > config.grad_clip for norm in norms)
                 result[f"gradients_{entry.name}_share_clipped"] = clipped / len(norms)
-            may_warn = entry.module_id in warns_of or (warns_of and entry.module_id == ALL_MODULES)
+            may_warn = entry.module_id in may_warn_of or (may_warn_of and entry.module_id == ALL_MODULES)
             if not any(rates) and may_warn:
                 entry.warn_of_zero_rate()
             if count:  # gradients are summed over learners, so all of them count the same
@@ -731,7 +736,7 @@ class OptimizerSet:
             entry.optimizer.load_state_dict({"state": tensors, "param_groups": groups})
             if entry.schedule is None or not saved["schedule"]:
                 continue
-            saved_lr = entry.schedule.follow(saved["schedule"])
+            saved_lr = entry.schedule.follow(saved["schedule"])  # None if the schedule has not changed
             if saved_lr is not None:
                 entry.set_lr(entry.schedule.value)
                 warn_of_configured(f"the learning rate of {entry.key}", entry.schedule.value, saved_lr)

@@ -1,4 +1,7 @@
-"""Protocols of a learner for its own parts, which are imported by the learner and so cannot import it."""
+"""Protocols that stand for `Learner` in the modules that `learner.py` imports.
+
+Those modules get a learner as an argument, but cannot import its class: the import would be circular.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +112,7 @@ class SteppedLearner(StatefulLearner, Protocol):
         """Return the columns of standard normal numbers that the loss reads: their widths by name."""
 
     def pattern(self, num_steps: int) -> Hashable:
-        """Return a key that tells which of the coming gradient steps do more than others."""
+        """Return a key of the coming `num_steps` gradient steps: equal keys mean equal operations, step by step."""
 
     def compiled_variant(self) -> Hashable:
         """Return a key of everything besides shapes that the operations of the present gradient step depend on."""

@@ -1,9 +1,9 @@
 """Sequences for modules with memory: evaluation of a rollout in the order of time, and cutting it for training.
 
-Episodes are cut into sequences of at most `max_seq_len` rows. The first one begins at the start of the episode, or
-where the rollout begins in the middle of it, with the recurrent state that acted there. The state before each later
-sequence is computed here, with the parameters that acted, and stored with the sequence. Gradients flow within a
-sequence only. Sequences are columns `[S, L, ...]`, padded with zeros.
+Episodes are cut into sequences of at most `max_seq_len` rows. The first sequence begins at the start of the episode.
+If the episode began before the rollout, it begins with the rollout, from the recurrent state that acted there. The
+state before each later sequence is computed here, with the parameters that acted, and stored with the sequence.
+Gradients flow within a sequence only. Sequences are columns `[S, L, ...]`, padded with zeros.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SequenceRows:
 
     def train_columns(self, columns: Mapping[str, Any]) -> TensorColumns:
         """Return flat columns `[N, ...]` as sequences `[S, L, ...]` with their states, lengths and loss mask."""
-        padding = ~within(self.lengths, self.rows.shape[1])
+        padding = ~mask_of_lengths(self.lengths, self.rows.shape[1])
 
         def cut(leaf: Tensor) -> Tensor:
             sequences = leaf.index_select(0, self.rows.reshape(-1)).unflatten(0, self.rows.shape)
@@ -65,8 +65,8 @@ class SequenceRows:
         }
 
 
-def within(lengths: Tensor, size: int) -> Tensor:
-    """Return the mask `[S, size]` bool of the rows of sequences with `lengths` `[S]`, without padding."""
+def mask_of_lengths(lengths: Tensor, size: int) -> Tensor:
+    """Return the mask `[S, size]` bool of the rows of sequences with `lengths` `[S]`; padding is False."""
     return torch.arange(size, device=lengths.device) < lengths.unsqueeze(1)
 
 
@@ -107,7 +107,7 @@ def evaluate_sequences(
     num_boot = len(trajectories.bootstrap_index)
 
     # State before each sequence. Those of later sequences are set below, when the sequences before them have run.
-    states = repeated_states(module.get_initial_state(), len(plan.first))
+    states = repeated_states(module.get_initial_state(), len(plan.first_row))
     if trajectories.state_index is not None:
         first_sequences = to_tensor(plan.pieces_at(trajectories.state_index))
         for name, stored in trajectories.states.items():
@@ -115,8 +115,8 @@ def evaluate_sequences(
     obs = obs if bootstrap_obs is None else zip_trees(torch.cat, [obs, bootstrap_obs], Columns.OBS)
 
     results: dict[str, Tensor] = {}  # outputs `[N + K, ...]` by name
-    for number in range(int(plan.number.max()) + 1):
-        sequences = np.flatnonzero(plan.number == number)
+    for number in range(int(plan.number_in_piece.max()) + 1):
+        sequences = np.flatnonzero(plan.number_in_piece == number)
         length = int(plan.lengths[sequences].max())
         rows = to_tensor(np.ascontiguousarray(plan.rows[sequences, :length]))
         batch = {Columns.OBS: rows_of(obs, rows), Columns.STATE_IN: rows_of(states, to_tensor(sequences))}
@@ -127,12 +127,13 @@ def evaluate_sequences(
                 "'state_out' {name: [B, ...]}, and 'vf_preds' [B, T] for a loss that reads values"
             )
 
-        # If its piece continues, a sequence is full. So the state after its last row is not one after padding.
+        # `state_out` is the state after row L, which is padding in a shorter sequence. But only full sequences are
+        # followed by another one of their piece, so the states that are kept here come after real rows.
         continues = plan.continues[sequences]
         for name, leaf in out[Columns.STATE_OUT].items():
             states[name][to_tensor(sequences[continues] + 1)] = leaf[to_tensor(continues)]
 
-        real = within(to_tensor(plan.lengths[sequences]), length)
+        real = mask_of_lengths(to_tensor(plan.lengths[sequences]), length)
         for name in (Columns.ACTION_DIST_INPUTS, Columns.VF_PREDS):
             if name not in out:
                 continue
@@ -213,8 +214,7 @@ HAS_BURN_IN = "has_burn_in"
 """Column `[S]` bool: whether a sequence has such observations."""
 TARGET_OBS = "target_obs"
 TARGET_NEXT_OBS = "target_new_obs"
-"""Columns of the target networks' memories at `obs` and `new_obs`. These two hold the memories of the trained
-network."""
+"""Columns of the target network's memories, next to `obs` and `new_obs` with those of the trained network."""
 
 
 class MemoryNetwork(Protocol):
@@ -230,8 +230,9 @@ class MemoryNetwork(Protocol):
 def without_burn_in(columns: TensorColumns, reducer: Reducer) -> TensorColumns:
     """Return sequences `[S, L, ...]` without their burn-in: the masked rows that they begin with.
 
-    The observations of the burn-in become a column of their own. Only the longest burn-in of the batch is taken out;
-    sequences with a shorter one stay as they are. All learners use the same sizes, so that their batches fit together.
+    The observations of the burn-in become a column of their own. All burn-ins in that column have the length of the
+    longest one in the batch, so a sequence with a shorter burn-in keeps it as masked rows. All learners use the same
+    sizes, so that their batches fit together.
     """
     mask = columns[Columns.LOSS_MASK]
     lengths = columns[Columns.SEQ_LENS]
@@ -240,6 +241,7 @@ def without_burn_in(columns: TensorColumns, reducer: Reducer) -> TensorColumns:
     size = int(leading.max())
     longest = int((lengths - torch.where(leading == size, size, 0)).max())
     if reducer.world_size > 1:
+        # The burn-in of all learners may be longer than here, which changes the sequences that it is taken out of.
         size = max(reducer.gather(size))
         longest = max(reducer.gather(int((lengths - torch.where(leading == size, size, 0)).max())))
     if size == 0 and longest == mask.shape[1]:
@@ -277,8 +279,8 @@ def remembered_rows(columns: TensorColumns, network: MemoryNetwork, target: Memo
     """
     obs = columns[Columns.OBS]
     lengths = columns[Columns.SEQ_LENS]
-    number, size = columns[Columns.LOSS_MASK].shape
-    sequences = torch.arange(number, device=lengths.device)
+    num_sequences, max_length = columns[Columns.LOSS_MASK].shape
+    sequences = torch.arange(num_sequences, device=lengths.device)
 
     def with_last(leaf: Tensor, next_leaf: Tensor) -> Tensor:
         """Return `leaf` as `[S, L + 1, ...]`, with the next observation of each last row after that row."""
@@ -290,8 +292,8 @@ def remembered_rows(columns: TensorColumns, network: MemoryNetwork, target: Memo
         obs = zip_trees(lambda pair: with_last(*pair), [obs, columns[Columns.NEXT_OBS]], Columns.OBS)
 
     # Row t bootstraps from row t + n, with the number of steps n of its return.
-    bootstrap_rows = columns.get(Columns.NUM_STEPS, 1) + torch.arange(size, device=lengths.device)
-    bootstrap_rows = bootstrap_rows.clamp(max=size).expand(number, size)
+    bootstrap_rows = columns.get(Columns.NUM_STEPS, 1) + torch.arange(max_length, device=lengths.device)
+    bootstrap_rows = bootstrap_rows.clamp(max=max_length).expand(num_sequences, max_length)
     replaced = (Columns.OBS, Columns.NEXT_OBS, Columns.STATE_IN, Columns.SEQ_LENS, BURN_IN_OBS, HAS_BURN_IN)
     rows: TensorColumns = {}
     for name, column in columns.items():
@@ -303,7 +305,7 @@ def remembered_rows(columns: TensorColumns, network: MemoryNetwork, target: Memo
         with torch.no_grad():
             memories.append((TARGET_OBS, TARGET_NEXT_OBS, _memories(columns, obs, target)))
     for obs_name, next_obs_name, parts in memories:
-        rows[obs_name] = MemoryFeatures(**map_tree(lambda leaf: leaf[:, :size].flatten(0, 1), parts))
+        rows[obs_name] = MemoryFeatures(**map_tree(lambda leaf: leaf[:, :max_length].flatten(0, 1), parts))
         if Columns.NEXT_OBS in columns:
             next_parts = map_tree(
                 lambda leaf: leaf.detach()[sequences.unsqueeze(1), bootstrap_rows].flatten(0, 1), parts
@@ -320,10 +322,10 @@ def _memories(columns: TensorColumns, obs: Tree, network: MemoryNetwork) -> dict
         memories["mask"] = obs[ACTION_MASK]
         obs = without_mask(obs)
         burn_in = None if burn_in is None else without_mask(burn_in)
-    number = len(columns[Columns.SEQ_LENS])
+    num_sequences = len(columns[Columns.SEQ_LENS])
     for name, memory in network.memories().items():
         is_stored = name == "features"  # only the state of the memory that acts is stored in the batch
-        state = columns[Columns.STATE_IN] if is_stored else repeated_states(memory.initial_state(), number)
+        state = columns[Columns.STATE_IN] if is_stored else repeated_states(memory.initial_state(), num_sequences)
         dtype = next(memory.parameters()).dtype
         if burn_in is not None:
             with torch.no_grad():
@@ -369,20 +371,20 @@ class _SequencePlan:
         sizes_with_bootstrap = sizes + (bootstrap_of_piece >= 0)
         counts = -(-sizes_with_bootstrap // max_seq_len)  # rounded up
         piece = np.repeat(np.arange(len(first)), counts)
-        self.number = np.arange(len(piece)) - np.repeat(np.cumsum(counts) - counts, counts)
-        """Number of each sequence `[S]` within its piece."""
-        begin = self.number * max_seq_len
-        self.first = first[piece] + begin * num_columns
+        self.number_in_piece = np.arange(len(piece)) - np.repeat(np.cumsum(counts) - counts, counts)
+        """Number of each sequence `[S]` within its piece, from 0."""
+        begin = self.number_in_piece * max_seq_len
+        self.first_row = first[piece] + begin * num_columns
         """First row of each sequence `[S]`."""
         self.lengths = np.minimum(sizes_with_bootstrap[piece] - begin, max_seq_len)
         """Number of rows of each sequence `[S]`, with the bootstrap observation."""
         self.real_lengths = np.minimum(sizes[piece] - begin, max_seq_len)
         """Number of rows of each sequence `[S]`, without it. It is 0 for a sequence of only the bootstrap
         observation."""
-        self.continues = self.number < counts[piece] - 1
+        self.continues = self.number_in_piece < counts[piece] - 1
         """Whether a sequence `[S]` is followed by another one of its piece."""
         steps = np.arange(int(self.lengths.max()))
-        rows = self.first[:, None] + steps * num_columns
+        rows = self.first_row[:, None] + steps * num_columns
         is_bootstrap = (steps >= self.real_lengths[:, None]) & (steps < self.lengths[:, None])
         rows = np.where(is_bootstrap, num_rows + bootstrap_of_piece[piece][:, None], rows)
         self.rows = np.where(steps < self.lengths[:, None], rows, 0)
@@ -411,6 +413,7 @@ class _SequencePlan:
         starts = np.zeros(trajectories.shape, bool) if trajectories.starts is None else trajectories.starts.copy()
         ends = trajectories.dones.copy()
         ends.reshape(-1)[trajectories.bootstrap_index] = True
+        # Rows without a transition lie between episodes. Where starts are recorded, these already say so.
         if trajectories.starts is None and trajectories.valid is not None:
             ends |= ~trajectories.valid
         starts[1:] |= ends[:-1]
@@ -418,9 +421,9 @@ class _SequencePlan:
 
     def pieces_at(self, rows: np.ndarray) -> np.ndarray:
         """Return the numbers of the sequences that begin pieces at `rows`; `ValueError` if no piece begins there."""
-        begins = np.flatnonzero(self.number == 0)
-        begins = begins[np.argsort(self.first[begins])]
-        sequences = begins[np.minimum(np.searchsorted(self.first[begins], rows), len(begins) - 1)]
-        if not np.array_equal(self.first[sequences], rows):
+        begins = np.flatnonzero(self.number_in_piece == 0)
+        begins = begins[np.argsort(self.first_row[begins])]
+        sequences = begins[np.minimum(np.searchsorted(self.first_row[begins], rows), len(begins) - 1)]
+        if not np.array_equal(self.first_row[sequences], rows):
             raise ValueError(f"recurrent states are stored for the rows {rows}, but not all of these begin a sequence")
         return sequences

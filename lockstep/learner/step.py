@@ -9,10 +9,11 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class StepContext:
-    """Gradient step of a learner, or the part of one module in it: the modules that take part, and its results.
+    """Modules that take part in a gradient step, and the results of the step.
 
-    Outside of gradient steps it describes the whole update, whose hooks may log and reduce, too. The number of rows is
-    not part of it: that is the weight of the learner's metrics, see `Learner.rows_in_step`.
+    There is one context for the whole step, and a nested one for the part of each module. Outside of gradient steps the
+    context describes the whole update, since its hooks log metrics and reduce over learners as steps do. The number of
+    rows is not part of it: that is the weight of the learner's metrics, see `Learner.rows_in_step`.
 
     It is plain Python and creates no tensor. So neither a CUDA graph nor compiled code depends on which object it is.
     """
@@ -26,7 +27,7 @@ class StepContext:
     values: dict[str, Tensor] = field(default_factory=dict)
     """By module id: the value `[N]` of each own row, if the batch has value targets."""
 
-    def within(self, stand_ins: frozenset[str] | None) -> StepContext:
+    def nested(self, stand_ins: frozenset[str] | None) -> StepContext:
         """Return the context of a step inside this one. `stand_ins=None` takes the stand-ins of this one.
 
         Both contexts share their results until one of them replaces a dict.
@@ -36,7 +37,8 @@ class StepContext:
     def keep_results_of(self, inner: StepContext) -> None:
         """Take over the results of a step inside this one, so that they can be read until the next step.
 
-        The stand-ins belong to the results: they say which errors and values are not those of own rows.
+        The stand-ins are taken over too: a reader of the errors and values needs to know which of them are not from
+        own rows.
         """
         self.stand_ins = inner.stand_ins
         self.errors = inner.errors

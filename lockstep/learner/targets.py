@@ -1,4 +1,4 @@
-"""`TargetNetwork`: a copy of a module that follows it slowly, for learning targets that hold still meanwhile."""
+"""`TargetNetwork`: a slowly updated copy of a module, so that learning targets change slowly as well."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TargetNetwork:
         self.bind(module)
 
     def bind(self, source: nn.Module) -> None:
-        """Follow `source` from now on. Its parameters may be other objects, or lie in other memory, than before.
+        """Follow the parameters of `source` from now on. Called again after they were replaced or moved in memory.
 
         Parameters of the copy that were replaced become views of `flat` again, and keep their values. Raises
         `ValueError` if one has another shape now.
@@ -84,7 +84,7 @@ class TargetNetwork:
         known = self._flats
         if known is None or len(flats) != len(known) or not all(map(operator.is_, flats, known)):
             self._flats = flats
-            self._pieces = self._paired(flats)
+            self._pieces = self._pair_with(flats)
         for piece, source in self._pieces:
             if tau == 1.0:
                 piece.copy_(source)
@@ -95,10 +95,11 @@ class TargetNetwork:
 
     def reset(self, optimizers: OptimizerSet) -> None:
         """Make the copy equal to the module, and count gradient steps from 0."""
+        # An update in every call (interval 1) that copies all of the module (tau 1).
         self.after_gradient_step(optimizers, 1, 1.0)
         self.num_steps = 0
 
-    def _paired(self, flats: Sequence[FlatParameters]) -> list[tuple[Tensor, Tensor]]:
+    def _pair_with(self, flats: Sequence[FlatParameters]) -> list[tuple[Tensor, Tensor]]:
         """Return parts of `flat` with the tensors that they follow, as few and as long as possible.
 
         Parameters that are neighbours both here and in an optimizer's flat tensor are one part, so that all parameters

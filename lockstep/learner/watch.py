@@ -1,4 +1,4 @@
-"""Checks of what an update relies on and others may change: parameters in their places, gradients that arrive."""
+"""Checks before and during updates: whether parameters were replaced, and whether all of them get gradients."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from lockstep.modules import MultiRLModule
 STEPS_BETWEEN_LOOKS = 500
 """Number of gradient steps after which gradients are checked once more. One check takes about half as long as a small
 gradient step."""
-STEPS_OF_A_LOOK = 8
-"""Number of checked gradient steps after which a check ends with the update."""
+STEPS_PER_LOOK = 8
+"""Smallest number of gradient steps in a check. A check that has fewer when its update ends continues in the next."""
 
 
 class ParameterWatch:
@@ -37,17 +37,17 @@ class ParameterWatch:
         self._registered = registered
         self._remember()
 
-    def look(self) -> bool:
+    def bind_replaced(self) -> bool:
         """Bind flat tensors and targets to parameters that were replaced; return whether compiled code is out of date.
 
         Raises `ValueError` naming a parameter that was removed, or has another shape, dtype or device now.
         """
-        replaced = {} if self._is_tree_unchanged() else self._follow_replaced()
+        replaced = {} if self._is_tree_unchanged() else self._adopt_replacements()
         changed = bool(replaced)
         if self._unstepped:
             changed |= list(map(Tensor.data_ptr, self._unstepped)) != self._unstepped_places
         for entry in self._optimizers:
-            changed |= entry.flat.follow_trainable()
+            changed |= entry.flat.update_frozen()
             if not entry.flat.is_bound():
                 entry.flat.bind(self._names)
         for target in target_networks(self._registered).values():
@@ -68,7 +68,7 @@ class ParameterWatch:
             return False
 
     def _remember(self) -> None:
-        """Take the present modules, parameters and buffers as those to compare with."""
+        """Record the present modules, parameters and buffers, with which later ones are compared."""
         self._modules: dict[str, nn.Module] = dict(self._module.named_modules())
         parts: list[tuple[dict[str, Any], str, Any]] = []  # dict of a module, key, and the object under this key
         for module in self._modules.values():
@@ -86,10 +86,13 @@ class ParameterWatch:
         self._unstepped = [tensor for tensor in tensors if not self._optimizers.steps(tensor)]
         self._unstepped_places = list(map(Tensor.data_ptr, self._unstepped))
 
-    def _follow_replaced(self) -> dict[nn.Module, nn.Module]:
-        """Hand the optimizers the parameters that now have the names of theirs.
+    def _adopt_replacements(self) -> dict[nn.Module, nn.Module]:
+        """Let optimizers step the new parameters in place of those that were replaced.
 
-        Returns for each module of before the module that has its name now.
+        A new parameter is recognized by its name: it has the name of the old one in the module tree.
+
+        Returns:
+            For each module of the tree before, the module that has its name now.
         """
         now = dict(self._module.named_parameters(remove_duplicate=False))
         successors: dict[nn.Parameter, nn.Parameter] = {}
@@ -101,6 +104,7 @@ class ParameterWatch:
                     f"the parameter {name} is no longer in its module, but an optimizer has it; put it back, or build "
                     "the learner anew with the module as it is"
                 )
+            # A shared parameter has several names, under which there must be one parameter now as well.
             if successors.setdefault(param, now[name]) is not now[name]:
                 raise ValueError(
                     f"the parameter {name} was shared with another layer and is one of its own now; tie them again, or "
@@ -150,9 +154,9 @@ class GradientWatch:
         self._without_optimizer: list[str] = []
         """Names of the trainable parameters that no optimizer steps."""
         self._steps: Counter[str] = Counter()
-        """Number of checked gradient steps: by the key of the optimizer, and of all of them under ""."""
+        """Number of gradient steps in the check, by the key of the optimizer; the number of all steps is under ""."""
         self._largest: Tensor | None = None
-        """Largest absolute gradients of the parameters in `missing`; None if they were read, or not yet observed."""
+        """Largest absolute gradient of each parameter in `missing` since the last `_read`; None without a step since."""
 
     def begin(
         self, module: MultiRLModule, registered: Mapping[str, Any], optimizers: OptimizerSet, module_ids: Iterable[str]
@@ -192,7 +196,7 @@ class GradientWatch:
             self._read()
 
     def _read(self) -> None:
-        """Remove the parameters that had a gradient from `missing`. A NaN is a gradient: it is reported elsewhere."""
+        """Remove the parameters that had a gradient from `missing`. NaN counts as a gradient; `nan_policy` handles it."""
         if self._largest is None:
             return
         largest = self._largest.tolist()
@@ -212,7 +216,8 @@ class GradientWatch:
         # If the last layer begins with weights of 0, the layers before it have a gradient of 0 in the first step. So a
         # parameter is reported only after two steps of its optimizer.
         without_gradient = [self._name(p) for p, entry in self.missing.items() if self._steps[entry.key] >= 2]
-        continues = self._steps[""] < STEPS_OF_A_LOOK
+        # A short check continues in the next update, with the parameters that have not been reported.
+        continues = self._steps[""] < STEPS_PER_LOOK
         self.missing = {p: e for p, e in self.missing.items() if continues and self._name(p) not in without_gradient}
 
         warnings: list[str] = []
@@ -234,7 +239,8 @@ def first_bad_tensor(
     module: MultiRLModule, registered: Mapping[str, Any], optimizers: OptimizerSet
 ) -> tuple[RegisteredOptimizer, str]:
     """Return the optimizer and the name of the first tensor whose gradient was not finite."""
-    bad_parameters = [(entry, entry.take_bad_parameter()) for entry in optimizers]  # of all: it clears what they keep
+    # Each optimizer is asked, even after the first bad parameter: the call also clears the bad gradient that it keeps.
+    bad_parameters = [(entry, entry.take_bad_parameter()) for entry in optimizers]
     first_entry = bad_parameters[0][0]
     entry, param = next((pair for pair in bad_parameters if pair[1] is not None), (first_entry, None))
     names = {id(p): name for name, p in module.named_parameters()}
