@@ -350,7 +350,8 @@ def built_section(saved: Mapping[str, Any], section: Section | None, base: type,
 def class_in_file(path: str, base: type, otherwise: str, names: FileNames) -> Any:
     """Return the class that a checkpoint names; `ValueError` unless it is importable and a subclass of `base`.
 
-    `path` is the name of the class, `module:Class`. `otherwise` ends each message: it says what the user can do instead.
+    `path` is the name of the class, `module:Class`. `otherwise` ends each message with what the user can do
+    instead.
     """
     option = f"the {base.__name__} class"
     # `takes_others=False`: not even a file that the user trusts may name an object that is not such a class.

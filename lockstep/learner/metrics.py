@@ -38,7 +38,7 @@ def report_metrics(
     for module_id, (num_updates, num_rows) in lags.items():
         metrics.log_value((module_id, "diff_num_grad_updates_vs_sampler_policy"), num_updates, weight=num_rows)
     is_alone = reducer.world_size == 1
-    # Alone, `report` reads the learner's own entries. With several learners, each has logged a mean over its own rows for
+    # Alone, `report` reads the learner's own entries. Several learners have each logged a mean over their own rows for
     # every step, and `by_step` first joins these to one mean for each step.
     numbers = metrics.report(None if is_alone else reducer.gather(metrics.take()), by_step=not is_alone)
 

@@ -156,7 +156,7 @@ class GradientWatch:
         self._steps: Counter[str] = Counter()
         """Number of gradient steps in the check, by the key of the optimizer; the number of all steps is under ""."""
         self._largest: Tensor | None = None
-        """Largest absolute gradient of each parameter in `missing` since the last `_read`; None without a step since."""
+        """Largest absolute gradient of each parameter in `missing` since `_read`; None if no step was taken since."""
 
     def begin(
         self, module: MultiRLModule, registered: Mapping[str, Any], optimizers: OptimizerSet, module_ids: Iterable[str]
@@ -196,7 +196,7 @@ class GradientWatch:
             self._read()
 
     def _read(self) -> None:
-        """Remove the parameters that had a gradient from `missing`. NaN counts as a gradient; `nan_policy` handles it."""
+        """Remove the parameters that had a gradient from `missing`. NaN counts as one; `nan_policy` handles it."""
         if self._largest is None:
             return
         largest = self._largest.tolist()
