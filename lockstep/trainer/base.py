@@ -316,7 +316,7 @@ class BaseTrainer(ABC):
                 "begins new episodes"
             )
         if self._phase is RunPhase.READY:
-            self._phase = RunPhase.NEW
+            self._phase = RunPhase.NEW  # if a line below fails, the next call resets again
         self._end_abandoned_run()
         self._reset_records()
         self.evaluator.forget()
@@ -455,6 +455,7 @@ class BaseTrainer(ABC):
         """
         with self._changing_state():
             result = self.evaluator.finish()
+        # The history keeps these statistics for the whole run, so logged single values are left out.
         stats = with_reward_metric(self.reward_metric, result.stats).without_values()
         notify_callbacks(self.callbacks, "on_evaluate_end", stats)
         self.counters.count_test(stats)
@@ -594,14 +595,14 @@ class BaseTrainer(ABC):
         self._apply_between_steps(remove)
 
     def set_policies_to_train(self, policies_to_train: PoliciesToTrain) -> None:
-        """Set the modules that learn from the next update on, in the form of `multi_agent(policies_to_train=)`."""
+        """Set which modules learn, beginning with the next update, in the form of `multi_agent(policies_to_train=)`."""
         self._apply_between_steps(partial(self.policy.set_policies_to_train, policies_to_train))
 
     def set_policy_mapping_fn(self, policy_mapping_fn: PolicyMapping) -> None:
-        """Set the policy mapping function for all new episodes, in the form of `multi_agent(policy_mapping_fn=)`.
+        """Set the function that returns which module acts for an agent, for all new episodes.
 
-        A checkpoint does not contain functions. After a restore set it again (in `on_run_start`), or put it into the
-        configuration.
+        Its form is that of `multi_agent(policy_mapping_fn=)`. A checkpoint does not contain functions: after a restore
+        set it again (in `on_run_start`), or put it into the configuration.
         """
 
         def change() -> None:
@@ -813,7 +814,10 @@ class BaseTrainer(ABC):
         return framework.compile
 
     def first_and_last_update(self) -> tuple[int, int]:
-        """Return the positions of the run at its next and at its last update, between which schedules are read."""
+        """Return the positions (in steps) of the run at its next and at its last update.
+
+        Schedules of training options, such as a learning rate, are read at updates only: between these two positions.
+        """
         return self.position, self.steps_in_all
 
     def _may_overshoot(self) -> bool:
@@ -921,7 +925,10 @@ class BaseTrainer(ABC):
         return self._run_state.replay_folders()
 
     def set_own_folders(self, folders: Mapping[str, Any]) -> None:
-        """Restore the data of `own_folders` from all folders of a checkpoint.
+        """Restore the data that `own_folders` has returned.
+
+        Args:
+            folders: all folders of a checkpoint, among them those of `own_folders`.
 
         Raises:
             ValueError: the folders do not fit this trainer.

@@ -27,8 +27,8 @@ from lockstep.trainer.ranks import RankSynchronizer, config_on_ranks, join
 
 Trainer = OnpolicyTrainer | OffpolicyTrainer | OfflineTrainer
 MAX_VECTOR_STEPS = 64
-"""Maximum number of vector steps in an off-policy collect by default, so that an interrupt and the end of a run never
-wait for long."""
+"""Default limit of the vector steps (one step in each environment) in an off-policy collect, so that an interrupt and
+the end of a run never wait for long."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class RunLength:
             return cls(total_steps, per_update, _round_up(steps_per_epoch, per_update))
 
         # All epochs are equally long if their number divides the number of updates. The one nearest to 10 is taken.
-        num_updates = -(-total_steps // per_update)  # rounded up, like all quotients in this class
+        num_updates = -(-total_steps // per_update)  # rounded up: a part of a collect is a whole one
         divisors = [n for n in range(5, 21) if num_updates % n == 0]
         if divisors:
             num_epochs = min(divisors, key=lambda n: abs(n - 10))
@@ -69,11 +69,12 @@ class RunLength:
     def _steps_per_update(config: AlgorithmConfig) -> int:
         """Return the number of steps in one collect.
 
-        By default it is a train batch, or off-policy the fewest vector steps for which a gradient step is due.
+        By default it is a train batch. For off-policy algorithms it is 1 / `update_per_step`, rounded down to whole
+        vector steps, so that about one gradient step follows each collect.
         """
         if config.is_offline:
             return 1
-        if config.collects_while_learning:
+        if config.collects_while_learning:  # an asynchronous algorithm with env runners in other processes
             return config.steps_per_batch
 
         num_envs = config.env_runners.num_envs
@@ -93,7 +94,7 @@ class RunLength:
 
     @property
     def last_update(self) -> int:
-        """Number of steps before the last update begins to collect."""
+        """Number of steps of the run before its last collect."""
         return max(0, -(-self.total_steps // self.per_update) - 1) * self.per_update
 
 
@@ -129,8 +130,9 @@ def build_trainer(
         config = config.with_agents()
     _check_run(config, callbacks)
     if config.framework.compile is not False:
-        # The choice of compiling is written into the configuration below, and the user's own must not change. Only the
-        # sections are copied: a module in `rl_module_spec` is trained itself, not a copy.
+        # The choice of compiling is written into the configuration below, and must not change the user's object. Only
+        # its sections are copied: with a deep copy, a copy of a module in `rl_module_spec` would be trained, and not
+        # the user's own module.
         config = config.with_sections()
     length = RunLength.of(config)
     _warn_of_zero_rates(config.training.options(), length)
@@ -146,7 +148,7 @@ def build_trainer(
     with ExitStack() as cleanup:
         if folder is not None:
             cleanup.callback(folder.lock.release)
-        if not policy.learner_group.is_alone:
+        if not policy.learner_group.is_alone:  # there are learners in other processes
             cleanup.callback(policy.learner_group.shutdown)
 
         options = _common_options(length, config, policy, callbacks, reducer)
@@ -268,6 +270,7 @@ def _set_savers(trainer: Trainer, folder: RunFolder, num_to_keep: int, *, writes
     Of several ranks only one `writes`. The others take part in saving, because each holds a part of the state.
     """
 
+    # A checkpoint carries the best policy so far (`carried_best`), so that a run that continues from it has both.
     def save_checkpoint(epoch: int, env_step: int, gradient_step: int) -> Path | None:
         if not writes:
             trainer.checkpoint_folders()  # sends this rank's part of the state to the one that writes

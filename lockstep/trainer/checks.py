@@ -31,7 +31,8 @@ def check_policy(policy: object, trainer: str, *, from_rollouts: bool, collects:
 
     config = policy.config
     learns_from_samples = config.is_off_policy or config.is_offline
-    if from_rollouts == learns_from_samples:
+    is_mismatch = from_rollouts == learns_from_samples
+    if is_mismatch:
         samples = "samples of a buffer"
         rollouts = "whole rollouts"
         needed = samples if learns_from_samples else rollouts

@@ -65,9 +65,10 @@ class Counters:
     )
     """Seconds of the run by activity. `env` and `act` are parts of `collect`."""
     steps_learned_from: int = 0
-    """Off-policy: number of collected steps for which gradient steps are due."""
+    """Off-policy: number of steps of the whole run that count for gradient steps. Steps with random actions, and steps
+    that fill a lost replay buffer again, do not."""
     updates_made: int = 0
-    """Off-policy: number of gradient steps that were made for `steps_learned_from`."""
+    """Off-policy: number of gradient steps of the whole run that were made for `steps_learned_from`."""
     learning_resumes_at: int = 0
     """Off-policy: environment step before which nothing is learned, because the replay buffer was lost and has to fill
     again."""

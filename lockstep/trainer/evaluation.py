@@ -170,7 +170,7 @@ class Evaluator:
         """
         assert self.pending is not None
         if self.is_parallel:
-            self.resume()
+            self.resume()  # an evaluation that was restored from a checkpoint may not have begun
             assert self._future is not None
             result = self._future.result()
         else:
@@ -276,10 +276,11 @@ class Evaluator:
     def set_folders(
         self, folders: Mapping[str, dict[str, Any]], *, trust: bool = False, file: str | Path = "the checkpoint"
     ) -> None:
-        """Restore the policy of a pending evaluation from all folders of a checkpoint.
+        """Restore the policy of a pending evaluation from a checkpoint.
 
         Args:
-            folders: the folders, by name. Without those that `folders` returned nothing is restored.
+            folders: all folders of the checkpoint, by name. If those of a pending evaluation (see the method `folders`)
+                are not among them, nothing is restored.
             trust: see `BaseTrainer.restore_from_path`.
             file: name of the checkpoint, for messages.
         """

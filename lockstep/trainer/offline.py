@@ -37,7 +37,7 @@ class OfflineTrainer(BaseTrainer):
     """Trainer that updates a policy with recorded data.
 
     `buffer` is a `ReplayBuffer`, a `SampleBatch`, an `OfflineDataset`, the id of a local Minari dataset or the path of
-    a file (`lockstep.policy.offline_data.offline_source` describes which actions it contains). It passes through
+    a file (`lockstep.policy.offline_data.offline_source` says in which form the actions must be). The data pass through
     `policy.process_buffer` once.
 
     `step_per_epoch` counts gradient steps, each on `batch_size` transitions. Transitions of a replay buffer are drawn
@@ -165,7 +165,8 @@ class OfflineTrainer(BaseTrainer):
 
     def first_and_last_update(self) -> tuple[int, int]:
         start = self.position
-        # Schedules are read once for each group of gradient steps; the last group of an epoch may be smaller.
+        # Schedules are read once for each group of `UPDATES_AT_ONCE` gradient steps, at its first step. Each epoch
+        # begins a new group. So the last group has what the whole groups leave of the last epoch: 1 to 64 steps.
         size_of_last_group = (self.steps_left - 1) % self.step_per_epoch % UPDATES_AT_ONCE + 1
         return start, max(start, self.steps_in_all - size_of_last_group)
 

@@ -203,11 +203,17 @@ class OffpolicyTrainer(BaseTrainer):
         return num_steps, num_steps * (self.batch_size or len(self.buffer))
 
     def first_and_last_update(self) -> tuple[int, int]:
+        """Return the positions of the run at its next and at its last update.
+
+        The next update follows the collects with random actions that are left, and then as many collects as it takes
+        until a gradient step is due.
+        """
         steps_per_collect = self.step_per_collect
         if steps_per_collect is None:
             return super().first_and_last_update()
 
-        # The next gradient step is due when the product of rate and collected steps reaches the next whole number.
+        # The next gradient step is due when the product of rate and collected steps reaches the next whole number. The
+        # small number below keeps a rounding error from adding a collect.
         rate = self.update_per_step
         steps_until_due = (math.floor(rate * self.steps_learned_from) + 1) / rate - self.steps_learned_from
         num_collects = max(1, math.ceil(steps_until_due / steps_per_collect - 1e-9))

@@ -39,7 +39,7 @@ class OnpolicyTrainer(BaseTrainer):
         options = options_from(type(self), self.options_class, self.inapplicable, keywords)
         super().__init__(policy, options)
         if options.batch_size == "auto":
-            have_memory = all(module.is_stateful for module in policy.acting.values())
+            have_memory = all(acting.is_stateful for acting in policy.acting.values())
             self.batch_size = 8 if have_memory else 64
         else:
             self.batch_size = options.batch_size
@@ -83,7 +83,10 @@ class OnpolicyTrainer(BaseTrainer):
 
     @property
     def learns_ahead(self) -> bool:
-        """Whether the update is launched on the device before the host has read the statistics of the collect."""
+        """Whether the update is launched on the device before the host has read the statistics of the collect.
+
+        The device then does not idle between collect and update.
+        """
         # A subclass with its own `policy_update_fn` must see the policy before the update, and so must an evaluation
         # between collect and update. The method is compared because a subclass cannot be expected to declare this.
         has_own_update = type(self).policy_update_fn is not OnpolicyTrainer.policy_update_fn
@@ -99,7 +102,8 @@ class OnpolicyTrainer(BaseTrainer):
 
     def policy_update_fn(self, collect_stats: CollectStatsBase) -> TrainingStats:
         """Update the policy with the rollout in `buffer`: `repeat_per_collect` passes in minibatches."""
-        return self.policy.update(0, self.buffer, self.batch_size, self.repeat_per_collect)
+        whole_rollout = 0  # the sample size that stands for all of the buffer
+        return self.policy.update(whole_rollout, self.buffer, self.batch_size, self.repeat_per_collect)
 
     def _last_batch(self) -> dict[str, Any]:
         """Return a copy of the rollout's columns."""
@@ -136,7 +140,7 @@ class OnpolicyTrainer(BaseTrainer):
             rows = "rows of the module that has most" if policy.is_multi_agent else "sequences"
             return f"{passes} minibatches of {minibatch:,} {rows}, as many as the episodes fill"
 
-        per_pass = minibatches_per_pass({"": per_update}, minibatch)
+        per_pass = minibatches_per_pass({"": per_update}, minibatch)  # one module, whose id does not matter
         size = min(minibatch or per_update, per_update)
         left_out = per_update - per_pass * size
 

@@ -101,7 +101,8 @@ class RankSynchronizer(Callback):
 def find_run_of_job(root: str | Path, config: Mapping[str, Any]) -> Path | None:
     """Return the newest run that this torchrun job has begun with a configuration, or None if there is none.
 
-    A restarted job continues this run. A run that has ended counts only if torchrun has restarted the ranks.
+    A restarted job continues this run. A run that is complete is returned only if torchrun has restarted the ranks: the
+    restart came after the end of the run, and must not begin another one.
 
     Args:
         root: folder that contains the folders of runs.

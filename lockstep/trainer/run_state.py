@@ -261,7 +261,10 @@ class RunState:
         return {folder: buffer.checkpoint_state() for folder, buffer in self._replays().items()}
 
     def set_replay_folders(self, folders: Mapping[str, Any]) -> None:
-        """Restore each replay buffer from all folders of a checkpoint.
+        """Restore each replay buffer from its folder.
+
+        Args:
+            folders: all folders of a checkpoint, among them those of `replay_folders`.
 
         Raises:
             ValueError: the folder of a buffer is missing, or does not fit it.
@@ -398,7 +401,7 @@ class RunState:
         notify_callbacks(trainer.callbacks, "on_checkpoint_loaded", path)
 
     def _record_checkpoint(self, path: Path, reason: str | None, keep_record: bool) -> None:
-        """Make the log contain the same saves as that of a run that was never stopped."""
+        """Make the log contain the same records of checkpoints as the log of a run that was never stopped."""
         trainer = self.trainer
         ended_early = reason in ("interrupted", "error") or (reason == "max_epoch" and not trainer.is_complete)
         if ended_early and not keep_record:

@@ -162,6 +162,7 @@ class SelfPlay(Callback):
         """Return opponent and result of each episode in a collect: 1 for a win, 0.5 for a draw, 0 for a loss."""
         results = []
         for modules, returns in zip(stats.agent_modules, stats.agent_returns):
+            # An agent that took no part in the episode has the module id "".
             opponents = {module_id for module_id in modules if module_id not in (self.learner, "")}
             # Games of the learner against itself, or against a mixture of opponents, show nothing about one opponent.
             if self.learner not in modules or len(opponents) != 1:
