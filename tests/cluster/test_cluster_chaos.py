@@ -36,7 +36,8 @@ class Chaos(threading.Thread):
     def run(self):
         choose, kind = random.Random(0), "env runner"
         while not self.is_over.wait(EVERY_S):
-            if any(self.groups["env runner"]._is_new) or not self.groups["learner"]._is_whole:
+            all_have_answered = all(runner.has_answered for runner in self.groups["env runner"]._runners)
+            if not all_have_answered or not self.groups["learner"]._is_complete:
                 continue
             kind = "learner" if kind == "env runner" else "env runner"
             with suppress(ProcessLookupError):

@@ -148,7 +148,7 @@ def trained_here(settings: Settings, *, plain: bool) -> dict[str, np.ndarray]:
         for network in (part.module, *targets):
             for layer in network.modules():  # who is watched is called as it is, and acts with torch
                 layer.register_forward_hook(lambda *_: None)
-        part.act_with(part.module, part.connectors)
+        part.set_network(part.module, part.connectors)
     trainer.run()
     return {name: each.detach().numpy() for name, each in part.module.named_parameters()}
 
