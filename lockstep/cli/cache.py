@@ -20,14 +20,14 @@ class Cache:
         folder = cache_path()
         if self.empty:
             deleted = empty(folder)
-            say(f"deleted {_size_text(deleted.pieces, deleted.num_bytes)} in {shown_path(folder)}")
+            say(f"deleted {_size_text(deleted.num_libraries, deleted.num_bytes)} in {shown_path(folder)}")
             return 0
 
         size = cache_size(folder)
         say_facts(
             {
                 "folder": shown_path(folder),
-                "kept": _size_text(size.pieces, size.num_bytes),
+                "kept": _size_text(size.num_libraries, size.num_bytes),
                 "limit": f"{MAX_BYTES / 2**20:,.0f} MiB; what was not used for the longest time is deleted first",
             }
         )

@@ -66,9 +66,9 @@ class TrainingSection(Section[ConfigT]):
     """Quantity that `grad_clip` limits: each element ("value"), the norm of each tensor ("norm"), or the norm of all
     gradients of one optimizer ("global_norm")."""
     optimizer: Literal["adam", "adamw", "rmsprop", "sgd"] | Callable[..., Any] = "adam"
-    """Optimizer of all parameters, those of critics and temperatures included. It may also be a function or class
-    `f([flat_tensor], lr=..., **kwargs)` that returns a `torch.optim.Optimizer`; this optimizer has to treat each
-    element of a tensor independently of the others."""
+    """Optimizer of all parameters: of policies, value functions (critics) and entropy coefficients (temperatures). It
+    may also be a function or class `f([flat_tensor], lr=..., **kwargs)` that returns a `torch.optim.Optimizer`; this
+    optimizer has to treat each element of a tensor independently of the others."""
     optimizer_kwargs: dict[str, Any] = option(factory=dict)
     """Further settings of the optimizer by their names in torch: `betas`, `momentum`, `weight_decay`, ..."""
     adam_epsilon: float = option(1e-8, gt=0)

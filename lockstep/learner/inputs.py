@@ -132,6 +132,9 @@ def _action_shape(space: spaces.Space[Any]) -> tuple[int, ...]:
     return () if isinstance(space, spaces.Discrete) else (action_width(space),)
 
 
+# The columns of the losses: `action_logp` is the log-probability of the action under the policy that acted. `vf_preds`
+# are outputs of the value function, and `value_targets` what they are trained towards. `advantages` say how much better
+# the return was than `vf_preds`. `action_dist_inputs` are the parameters of the action distribution.
 LOSS_INPUTS = {
     each.name: each
     for each in (

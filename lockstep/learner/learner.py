@@ -123,7 +123,7 @@ class Learner(Generic[Training]):
     """Whether the loss uses the reward of each single step of a rollout. An on-policy algorithm needs this to have an
     intrinsic reward."""
     has_state_critic: bool = False
-    """Whether the learner trains a critic of states, which may observe more than the policy."""
+    """Whether the learner trains a value function of states, whose observations may contain more than the policy's."""
     updates_targets_after_step: bool = False
     """Whether target networks are updated in `after_gradient_step`, the only hook that runs after each compiled step as
     well. With `framework(compile=True)` an algorithm that learns from a replay buffer or offline needs this."""
@@ -255,6 +255,7 @@ class Learner(Generic[Training]):
     def _prepare_module(self, module_id: str) -> None:
         """Create everything that belongs to a module besides optimizers: connectors, coefficients, registered state."""
         connectors = self.connectors.setdefault(module_id, ModuleConnectors())
+        # Checkpoints of the module name these connectors: who restores it without them is warned.
         self.module[module_id].acting_connectors = connectors.acting_names
         if self.is_frozen(module_id):
             self.module[module_id].requires_grad_(False)
@@ -386,6 +387,7 @@ class Learner(Generic[Training]):
         options = UpdateOptions(timesteps, num_epochs, minibatch_size, shuffle_batch_per_epoch)
         if isinstance(episodes, TensorRollout):
             return self.device_update.run(episodes, options)
+        # With several learners all of them have to train the same modules, see `many/sharding.py`.
         agreement = agree_on_parts(
             self.module, lambda: self._read_episodes(episodes), options, self.to_tensor, self.reducer
         )
@@ -454,9 +456,11 @@ class Learner(Generic[Training]):
         for minibatches in module_minibatches(plan.num_rows, options, rng):
             own_minibatches = [plan.own_rows(indices) for indices in minibatches]
             tensors_of_minibatches = rows_on_device([rows for rows, _ in own_minibatches], self.device)
+            # Own rows by module id, and the same as tensors on the device. For stand-ins see `many/sharding.py`.
             for (rows, stand_ins), tensors in zip(own_minibatches, tensors_of_minibatches):
                 sizes = plan.own_sizes(rows, stand_ins)
                 for module_id, size in sizes.items():
+                    # Rows that are None are all rows; as an index, None takes all of them, too.
                     per_row = transitions.get(module_id)
                     trained[module_id] += size if per_row is None else int(per_row[rows[module_id]].sum())
                 with self.in_step(sum(sizes.values()), stand_ins):
@@ -607,7 +611,8 @@ class Learner(Generic[Training]):
     def _read_episodes(
         self, episodes: Episodes | RolloutEpisodes | EpisodeParts
     ) -> tuple[dict[str, Trajectories], int]:
-        """Return the trajectories of the modules to train that have steps, and the number of environment steps."""
+        """Return the trajectories of the modules to train, if they have steps, and the number of environment steps."""
+        # `EpisodeParts` come with all their modules, so the modules to train are chosen again below.
         parts = parts_of_episodes(episodes, self.module.keys(), self._to_train)
         ids = self._to_train(parts.trajectories)
         for module_id in ids:
@@ -949,6 +954,7 @@ class Learner(Generic[Training]):
         `losses` are the keys of the step's losses: module ids, or `ALL_MODULES`.
         """
         module_id = entry.module_id
+        # The optimizer of a module without a loss of its own can have a common loss, if the module is in the step.
         if module_id not in losses and module_id != ALL_MODULES:
             modules_in_step = self.step_context.modules
             present: Collection[str] = self.module if modules_in_step is None else modules_in_step
@@ -1266,7 +1272,7 @@ class Learner(Generic[Training]):
         if num_without_gradient:
             results[ALL_MODULES]["parameters_without_gradient"] = num_without_gradient
         may_warn_of = trained if self.reducer.rank == 0 else ()
-        num_bad = self.optimizers.report(results, may_warn_of, self.last_series, self.config_of)
+        num_bad = self.optimizers.end_update(results, may_warn_of, self.last_series, self.config_of)
         results[ALL_MODULES].update(
             num_env_steps_trained_lifetime=self.count("env_steps", counts["num_env_steps_trained"]),
             num_gradient_steps_lifetime=self.count("gradient_steps", counts["num_minibatches"]),
@@ -1306,7 +1312,10 @@ class Learner(Generic[Training]):
 
         Rank 0 warns, the first time that the amount is not 0.
         """
-        return bool(amount) and self.count(name, amount) == amount and self.reducer.rank == 0
+        if not amount:
+            return False
+        is_first = self.count(name, amount) == amount
+        return is_first and self.reducer.rank == 0
 
     # -- state ---
 
@@ -1393,7 +1402,7 @@ class Learner(Generic[Training]):
 
         Args:
             path: Folder of the checkpoint.
-            trust: Import all objects that the checkpoint names, such as a function that is an encoder. Without it,
+            trust: Import all objects that the checkpoint names, such as the function of a custom encoder. Without it,
                 `UntrustedError` names such an object.
             **parts: Parts that a file cannot hold: `config` (with schedules that are functions), `framework`,
                 `connectors` (with statistics), `module_configs`, `modules` by id (wrapped ones, or of classes that

@@ -143,6 +143,7 @@ class LearnerState:
             "module_configs": module_configs,
         }
         folders: dict[str, checkpointing.State] = {
+            # The user's own signature, so that the checkpoint needs no `trust` where it was written.
             "learner": {"state": state, "recipe": signed(recipe)},
             "learner/optimizer": optimizer,
         }

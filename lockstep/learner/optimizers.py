@@ -37,8 +37,8 @@ SET_ELSEWHERE = {
 """Optimizer settings that are not allowed in `optimizer_kwargs`, each with the reason."""
 ADAM_STATE = {"step", "exp_avg", "exp_avg_sq"}
 """Names of the tensors in the state of plain Adam."""
-NO_AVG = 1e-30
-NO_AVG_SQ = 1e-36
+MIN_AVG = 1e-30
+MIN_AVG_SQ = 1e-36
 """Limits of Adam's first and second moment. Moments below them are set to 0.
 
 The moments of a weight without gradient (behind a relu that is off for every row) shrink until they are denormal
@@ -245,7 +245,7 @@ class RegisteredOptimizer:
     bad_gradient: Tensor | None = None
     """Flat gradient that was not finite since the last report. On the CPU it is the first such gradient, or None; on a
     device the last one, or zeros."""
-    hold: Tensor | None = None
+    suspended: Tensor | None = None
     """Flag that suspends the optimizer, 0-d float32: while it is 1, steps change nothing. A CUDA graph has no branches,
     so steps after an early stop are taken all the same, but suspended. None if steps are never suspended."""
     rate: Tensor | None = None
@@ -310,8 +310,8 @@ class RegisteredOptimizer:
                 return
             flat.grad.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
-        if self.hold is not None:
-            skip = self.hold if skip is None else torch.maximum(skip, self.hold)
+        if self.suspended is not None:
+            skip = self.suspended if skip is None else torch.maximum(skip, self.suspended)
         if self.steps_flat and flat.frozen is not None:
             with self._restoring(flat.frozen):
                 self._take_step(skip)
@@ -346,8 +346,8 @@ class RegisteredOptimizer:
             if skip is not None:
                 step.sub_(skip)
             elif self.on_host and float(step) % FLUSH_EVERY == 0:
-                exp_avg.masked_fill_(exp_avg.abs() < NO_AVG, 0.0)
-                exp_avg_sq.masked_fill_(exp_avg_sq < NO_AVG_SQ, 0.0)
+                exp_avg.masked_fill_(exp_avg.abs() < MIN_AVG, 0.0)
+                exp_avg_sq.masked_fill_(exp_avg_sq < MIN_AVG_SQ, 0.0)
         else:
             # torch's gradient scaler uses the same attribute: fused optimizers skip the step if it is 1.
             reads_found_inf = self.steps_flat and bool(optimizer.param_groups[0].get("fused"))
@@ -373,14 +373,14 @@ class RegisteredOptimizer:
         return state["exp_avg"], state["exp_avg_sq"], state["step"]
 
     def flush_denormals(self) -> None:
-        """Set denormal numbers in the optimizer's state to 0 (see `NO_AVG`). Called after each update.
+        """Set denormal numbers in the optimizer's state to 0 (see `MIN_AVG`). Called after each update.
 
         The steps of plain Adam do this themselves.
         """
         if self.steps_flat and self.on_host and not self.is_plain_adam:
             for value in self.optimizer.state.get(self.flat.parameter, {}).values():
                 if torch.is_tensor(value) and value.shape == self.flat.data.shape:
-                    value.masked_fill_(value.abs() < NO_AVG_SQ, 0.0)
+                    value.masked_fill_(value.abs() < MIN_AVG_SQ, 0.0)
 
     def keep_only(self, params: Sequence[nn.Parameter]) -> None:
         """Step only `params` from now on, a part of the present ones. Their optimizer state is kept."""
@@ -634,16 +634,17 @@ class OptimizerSet:
         for entry in self:
             self._owner.update({id(param): entry for param in entry.flat.params})
 
-    def report(
+    def end_update(
         self,
         results: dict[str, dict[str, Any]],
         may_warn_of: Collection[str],
         series: Mapping[tuple[str, str], Sequence[float]],
         config_of: Callable[[str], TrainingSection],
     ) -> int:
-        """Add learning rates and shares of clipped gradient steps to `results`; return the number of bad gradients.
+        """End an update: add learning rates and shares of clipped gradient steps to `results`, and warn of rates of 0.
 
-        A bad gradient is one that is not finite. Their count starts again from 0.
+        Returns the number of gradients that were not finite. Their count starts again from 0. Denormal numbers in the
+        state of the optimizers are set to 0.
 
         Args:
             results: Numbers by module id, which are extended. If they already say that

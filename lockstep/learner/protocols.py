@@ -109,7 +109,7 @@ class SteppedLearner(StatefulLearner, Protocol):
         """Return the intrinsic reward of a module; None without one."""
 
     def noise_columns(self, module_id: str) -> dict[str, int]:
-        """Return the columns of standard normal numbers that the loss reads: their widths by name."""
+        """Return the columns of standard normal numbers that the loss draws actions with: their widths by name."""
 
     def pattern(self, num_steps: int) -> Hashable:
         """Return a key of the coming `num_steps` gradient steps: equal keys mean equal operations, step by step."""

@@ -4,6 +4,9 @@ Episodes are cut into sequences of at most `max_seq_len` rows. The first sequenc
 If the episode began before the rollout, it begins with the rollout, from the recurrent state that acted there. The
 state before each later sequence is computed here, with the parameters that acted, and stored with the sequence.
 Gradients flow within a sequence only. Sequences are columns `[S, L, ...]`, padded with zeros.
+
+Where a rollout ends in the middle of an episode, the value of the observation after the last row stands for the rewards
+to come: the return is *bootstrapped* from this observation.
 """
 
 from __future__ import annotations
@@ -109,7 +112,7 @@ def evaluate_sequences(
     # State before each sequence. Those of later sequences are set below, when the sequences before them have run.
     states = repeated_states(module.get_initial_state(), len(plan.first_row))
     if trajectories.state_index is not None:
-        first_sequences = to_tensor(plan.pieces_at(trajectories.state_index))
+        first_sequences = to_tensor(plan.sequences_beginning_at(trajectories.state_index))
         for name, stored in trajectories.states.items():
             states[name][first_sequences] = to_tensor(np.asarray(stored))
     obs = obs if bootstrap_obs is None else zip_trees(torch.cat, [obs, bootstrap_obs], Columns.OBS)
@@ -195,7 +198,8 @@ def columns_of_sequences(to_tensor: ToTensor, module: RLModule, batch: SampleBat
 def _blank_masked_rows(columns: TensorColumns) -> None:
     """Set the masked rows of columns `[S, L, ...]` to zero, in place.
 
-    Finite observations stay, since the network may have to remember them.
+    Of the observations only numbers that are not finite are replaced. The others stay: masked rows at the beginning of
+    a sequence are its burn-in, which the network has to remember.
     """
     masked = ~columns[Columns.LOSS_MASK]
     for name, column in columns.items():
@@ -209,9 +213,12 @@ def _blank_masked_rows(columns: TensorColumns) -> None:
 # -- learning from transitions ---
 
 BURN_IN_OBS = "burn_in_obs"
-"""Column of the observations `[S, T, ...]` before the first row of each sequence."""
+"""Column of the burn-in `[S, T, ...]`: observations before the first row of each sequence.
+
+The state that is stored with a sequence was computed with older weights. So the network runs over these observations
+first, without training on them, to have a state that fits its present weights."""
 HAS_BURN_IN = "has_burn_in"
-"""Column `[S]` bool: whether a sequence has such observations."""
+"""Column `[S]` bool: whether a sequence has a burn-in."""
 TARGET_OBS = "target_obs"
 TARGET_NEXT_OBS = "target_new_obs"
 """Columns of the target network's memories, next to `obs` and `new_obs` with those of the trained network."""
@@ -266,16 +273,20 @@ def without_burn_in(columns: TensorColumns, reducer: Reducer) -> TensorColumns:
 
 
 def remembered_rows(columns: TensorColumns, network: MemoryNetwork, target: MemoryNetwork | None) -> TensorColumns:
-    """Return sequences `[S, L, ...]` as rows `[S * L, ...]` whose observations are the networks' memories at them.
+    """Return sequences `[S, L, ...]` as rows `[S * L, ...]`, with memories in place of observations.
 
-    A loss can then treat the rows like transitions of a module without memory.
+    The memory of a network at an observation is its features there (`MemoryFeatures`), which depend on all earlier
+    observations of the sequence. Networks accept them in place of observations, so a loss can treat the rows like
+    transitions of a module without memory.
 
     Each network runs once over the sequences and the observation after their last rows. It starts from the stored
     state, and runs over the burn-in without gradient (Kapturowski et al. 2019). Value functions and critics with their
     own memory start with an empty one.
 
-    `new_obs` becomes the memory of `network` at the row that a target bootstraps from. `target_obs` and
-    `target_new_obs` are the memories of `target`, if there is one. Columns without `new_obs` get no next memories.
+    `obs` becomes the memory of `network` at each row. `new_obs` becomes its memory at the row from which the learning
+    target of that row bootstraps: the next one, or n rows later for a return of n steps. `target_obs` and
+    `target_new_obs` are the same memories of the target network `target`, if there is one. Columns without `new_obs`
+    get no memories at later rows.
     """
     obs = columns[Columns.OBS]
     lengths = columns[Columns.SEQ_LENS]
@@ -291,7 +302,7 @@ def remembered_rows(columns: TensorColumns, network: MemoryNetwork, target: Memo
     if Columns.NEXT_OBS in columns:
         obs = zip_trees(lambda pair: with_last(*pair), [obs, columns[Columns.NEXT_OBS]], Columns.OBS)
 
-    # Row t bootstraps from row t + n, with the number of steps n of its return.
+    # The return of row t sums n rewards (1, or `num_steps`), and is bootstrapped from row t + n.
     bootstrap_rows = columns.get(Columns.NUM_STEPS, 1) + torch.arange(max_length, device=lengths.device)
     bootstrap_rows = bootstrap_rows.clamp(max=max_length).expand(num_sequences, max_length)
     replaced = (Columns.OBS, Columns.NEXT_OBS, Columns.STATE_IN, Columns.SEQ_LENS, BURN_IN_OBS, HAS_BURN_IN)
@@ -351,6 +362,9 @@ def errors_of_sequences(errors: Tensor, mask: Tensor) -> Tensor:
 class _SequencePlan:
     """Cut of all pieces of episodes into sequences.
 
+    A piece is an uninterrupted part of an episode, which may be longer than a sequence. The plan first finds the pieces
+    of all environment columns, then numbers their sequences, and then lists the rows of each sequence.
+
     If returns are bootstrapped from an observation after a piece, this observation is the last row of the piece. It has
     the number N + k, after the N = T * B rows of the rollout.
     """
@@ -362,6 +376,7 @@ class _SequencePlan:
         # Pieces: first row, number of rows, and number of the bootstrap observation (-1 for none). The rows of a piece
         # are `num_columns` apart.
         starts = self._starts(trajectories)
+        # With a limit that no piece reaches, each "sequence" is a whole piece.
         first, sizes, _ = cut_into_sequences(starts, num_rows + 1)
         bootstrap = np.full(num_rows, -1, np.int64)
         bootstrap[trajectories.bootstrap_index] = np.arange(len(trajectories.bootstrap_index))
@@ -413,13 +428,14 @@ class _SequencePlan:
         starts = np.zeros(trajectories.shape, bool) if trajectories.starts is None else trajectories.starts.copy()
         ends = trajectories.dones.copy()
         ends.reshape(-1)[trajectories.bootstrap_index] = True
-        # Rows without a transition lie between episodes. Where starts are recorded, these already say so.
+        # Without recorded starts (random actions, for example) rows that are no transitions separate episodes: they are
+        # resets. Recorded starts already mark the rows after them.
         if trajectories.starts is None and trajectories.valid is not None:
             ends |= ~trajectories.valid
         starts[1:] |= ends[:-1]
         return starts
 
-    def pieces_at(self, rows: np.ndarray) -> np.ndarray:
+    def sequences_beginning_at(self, rows: np.ndarray) -> np.ndarray:
         """Return the numbers of the sequences that begin pieces at `rows`; `ValueError` if no piece begins there."""
         begins = np.flatnonzero(self.number_in_piece == 0)
         begins = begins[np.argsort(self.first_row[begins])]

@@ -23,7 +23,8 @@ class StepContext:
     modules: tuple[str, ...] | None = None
     """Ids of the modules in the step; None until its losses are computed."""
     errors: dict[str, Tensor] = field(default_factory=dict)
-    """By module id: the error `[N]` of each own row, if the loss computes errors for priorities."""
+    """By module id: the error `[N]` of each own row of this learner. Only losses for replay buffers set it, where rows
+    with larger errors are drawn more often (priorities)."""
     values: dict[str, Tensor] = field(default_factory=dict)
     """By module id: the value `[N]` of each own row, if the batch has value targets."""
 

@@ -1,4 +1,4 @@
-"""`TargetNetwork`: a slowly updated copy of a module, so that learning targets change slowly as well."""
+"""`TargetNetwork`: a slowly updated copy of a module, so that the targets a value function learns change slowly."""
 
 from __future__ import annotations
 
@@ -111,7 +111,8 @@ class TargetNetwork:
             starts = itertools.accumulate(flat.sizes, initial=0)
             places |= {id(p): (flat.data, start) for p, start in zip(flat.params, starts)}
 
-        # Source, start in `flat`, start in the source, and length of each part.
+        # Walk along `flat`, and prolong the last part as long as the next parameter follows it in its source as well.
+        # Each part: source, start in `flat`, start in the source, length.
         pieces: list[tuple[Tensor, int, int, int]] = []
         start = 0
         for p in self.followed:

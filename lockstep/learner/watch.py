@@ -63,7 +63,8 @@ class ParameterWatch:
         This runs before every update, so it compares lists that `_remember` has made and does not walk the tree.
         """
         try:
-            return all(map(operator.is_, map(operator.getitem, self._parts, self._keys), self._objects))
+            present = map(operator.getitem, self._parts, self._keys)
+            return all(map(operator.is_, present, self._objects))
         except KeyError:
             return False
 
@@ -242,6 +243,7 @@ def first_bad_tensor(
     # Each optimizer is asked, even after the first bad parameter: the call also clears the bad gradient that it keeps.
     bad_parameters = [(entry, entry.take_bad_parameter()) for entry in optimizers]
     first_entry = bad_parameters[0][0]
+    # The sum of a gradient can overflow although all its elements are finite. Then the first optimizer is named.
     entry, param = next((pair for pair in bad_parameters if pair[1] is not None), (first_entry, None))
     names = {id(p): name for name, p in module.named_parameters()}
     names |= {id(value): name for name, value in registered.items()}

@@ -342,7 +342,7 @@ def test_the_size_is_bounded_and_the_last_used_code_stays(folder):
         (folder / f"{number}.so").write_bytes(bytes(100))
         (folder / f"{number}.so.sha256").write_text("x")
         os.utime(folder / f"{number}.so", (number, number))
-    code_folder.bound(folder, 250)
+    code_folder.limit_size(folder, 250)
     assert sorted(path.name for path in folder.iterdir()) == ["2.so", "2.so.sha256", "3.so", "3.so.sha256"]
 
 

@@ -1,8 +1,8 @@
 """Cache of compiled graphs on the CPU: files that processes share, made by a compiler process next to the run.
 
 The name of a file is a hash of the graph itself, operation by operation, and of everything else that its code depends
-on. The origin of the graph (configuration, networks, the source of a loss) is not part of the hash: whatever of it
-matters is in the graph, so nothing can be forgotten.
+on. The origin of the graph (configuration, networks, the source of a loss) is not part of the hash. It can change the
+code only by changing the graph, so the hash cannot miss anything of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, fx
 
 from lockstep.learner.compile import process as compile_process
-from lockstep.learner.compile.code_folder import CHECKSUM, SUFFIX, bound, cache_path, is_own_file, make_private
+from lockstep.learner.compile.code_folder import CHECKSUM, SUFFIX, cache_path, is_own_file, limit_size, make_private
 
 CompiledCode = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """Compiled graph: maps the graph's inputs to its outputs. Inputs that the graph modifies are modified in place."""
@@ -67,7 +67,10 @@ def cache_folder() -> Path:
 
 @cache
 def _folder_of_process(reason: str) -> Path:
-    """Return a folder that is deleted when the process ends. The cache makes it, and the warning, once."""
+    """Return a folder that is deleted when the process ends.
+
+    `@cache` returns the same folder in later calls with the same reason, so there is also only one warning.
+    """
     warnings.warn(f"compiled code cannot be kept for later runs: {reason}; set XDG_CACHE_HOME", stacklevel=2)
     folder = tempfile.mkdtemp(prefix="lockstep-")
     weakref.finalize(_folder_of_process, shutil.rmtree, folder, ignore_errors=True)
@@ -113,7 +116,7 @@ def key_of(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> str:
         torch.get_num_threads(),
         OPTIONS,
         sorted(environment.items()),
-        Path(compile_process.__file__).read_text(),
+        Path(compile_process.__file__).read_text(),  # it has compiler options, too
     )
     return hashlib.sha256("\0".join(map(repr, parts)).encode()).hexdigest()
 
@@ -143,7 +146,7 @@ class PendingCode:
         assert self._process is not None
         _, output = self._process.communicate()
         self._code = self._load()
-        bound(self._path.parent)
+        limit_size(self._path.parent)
         if self._code is None:
             lines = output.decode(errors="replace").strip().splitlines()
             raise RuntimeError(lines[-1] if lines else f"it ended with code {self._process.returncode}")
@@ -160,7 +163,7 @@ class PendingCode:
             # Without the check, code that is called with inputs of another layout reads memory beyond their ends.
             os.environ.setdefault("AOTI_RUNTIME_CHECK_INPUTS", "1")
             runner = LIBRARY_RUNNER(str(self._path), 1)
-            os.utime(self._path)  # `bound` deletes what was not used for the longest time
+            os.utime(self._path)  # `limit_size` deletes the least recently used code first
         except (OSError, ValueError, RuntimeError):
             return None
         run: CompiledCode = runner.run

@@ -22,7 +22,7 @@ CHECKSUM = ".sha256"
 class CacheSize:
     """Size of the cache folder: number of compiled libraries, and bytes of all files."""
 
-    pieces: int
+    num_libraries: int
     num_bytes: int
 
 
@@ -74,12 +74,12 @@ def is_own_file(path: Path) -> bool:
 
 def cache_size(folder: Path) -> CacheSize:
     """Return the size of a cache folder; zeros if the folder does not exist."""
-    pieces = 0
+    num_libraries = 0
     num_bytes = 0
     for path, size, _ in _files(folder):
-        pieces += path.suffix == SUFFIX
+        num_libraries += path.suffix == SUFFIX
         num_bytes += size
-    return CacheSize(pieces, num_bytes)
+    return CacheSize(num_libraries, num_bytes)
 
 
 def empty(folder: Path) -> CacheSize:
@@ -95,7 +95,7 @@ def empty(folder: Path) -> CacheSize:
     return before
 
 
-def bound(folder: Path, max_bytes: int = MAX_BYTES) -> None:
+def limit_size(folder: Path, max_bytes: int = MAX_BYTES) -> None:
     """Delete the least recently used libraries until those in the folder take at most `max_bytes`."""
     libraries = [entry for entry in _files(folder) if entry[0].suffix == SUFFIX]
     total = sum(size for _, size, _ in libraries)

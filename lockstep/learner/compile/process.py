@@ -19,15 +19,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-CAREFUL = "carefully"
+SECOND_ATTEMPT = "carefully"
 """Last argument of a second attempt, which compiles without `QUICK`."""
 QUICK = {
     "cpp.vec_isa_ok": True,
     "cpp_cache_precompile_headers": False,
     "aot_inductor.precompile_headers": False,
 }
-"""Compiler options that halve the time. The compiler does not first try which instructions it knows, and does not
-prepare headers for later graphs."""
+"""Compiler options that halve the time. The compiler does not first compile small programs to find out which vector
+instructions it knows, and does not prepare headers for later graphs."""
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
     # Read all of the input before torch is loaded: the learner's write blocks until it is read.
     received = sys.stdin.buffer.read()
     code, layouts, options, num_threads, target = json.loads(received)
-    if CAREFUL in sys.argv:  # the process that started this one holds the lock
+    if SECOND_ATTEMPT in sys.argv:  # the process that started this one holds the lock
         make(code, layouts, options, num_threads, target, received)
         return
 
@@ -80,13 +80,14 @@ def make(
     # A folder next to the target is on the same file system, so that `os.replace` is one atomic rename.
     with tempfile.TemporaryDirectory(dir=Path(target).parent, prefix="making-") as folder:
         options["aot_inductor.output_path"] = f"{folder}/step.so"
-        is_careful = CAREFUL in sys.argv
+        is_second = SECOND_ATTEMPT in sys.argv
         try:
-            made = aot_compile(graph, tuple(inputs), options=options if is_careful else options | QUICK)
+            made = aot_compile(graph, tuple(inputs), options=options if is_second else options | QUICK)
         except Exception:  # for example a compiler that does not know all instructions of the processor
-            if is_careful:
+            if is_second:
                 raise
-            command = [*sys.orig_argv[:-1], str(os.getpid()), CAREFUL]
+            # The same command, with this process as the parent (the last argument) of the second attempt.
+            command = [*sys.orig_argv[:-1], str(os.getpid()), SECOND_ATTEMPT]
             sys.exit(subprocess.run(command, input=received, check=False).returncode)
         checksum = Path(folder, "step.sha256")
         checksum.write_text(hashlib.sha256(Path(str(made)).read_bytes()).hexdigest())

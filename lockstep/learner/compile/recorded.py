@@ -46,7 +46,7 @@ def record(function: Callable[[], Any], inputs: Sequence[Tensor]) -> tuple[fx.Gr
 class _Recorder(TorchDispatchMode):
     """Dispatch mode that adds each operation to a graph while it runs.
 
-    It works below autograd, so that the operations of a backward pass come by as the others do.
+    It works below autograd, so it sees the operations of a backward pass as well as those of a forward pass.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:

@@ -27,7 +27,7 @@ from lockstep.data.trees import leaves, map_tree, named_leaves
 from lockstep.learner.compile.cache import LIBRARY_RUNNER, OPTIONS, CompiledCode, PendingCode
 from lockstep.learner.compile.recorded import NotRecordedError, record
 from lockstep.learner.minibatches import TensorColumns, take_minibatch
-from lockstep.learner.optimizers import NO_AVG, NO_AVG_SQ, RegisteredOptimizer
+from lockstep.learner.optimizers import MIN_AVG, MIN_AVG_SQ, RegisteredOptimizer
 from lockstep.learner.protocols import SteppedLearner
 from lockstep.learner.targets import TargetNetwork, target_networks
 from lockstep.state.streams import global_generator
@@ -78,9 +78,9 @@ class CompiledUpdate:
         """Names and memory layouts of `_state`, which the compiled code relies on."""
         self._buffers = ModuleBuffers()
         self._eager_steps = learner.framework.compile_after if learner.device.type == "cpu" else 0
-        # All minibatches of an update that have one size share signature and inputs, apart from their row indices. They
-        # are found for the first of them only. Holding the columns keeps their id, which is in the key, from being
-        # given to other columns.
+        # All minibatches of an update that have the same size share step and inputs, apart from their row indices, so
+        # these are looked up for the first minibatch only. The key has `id(columns)`. The columns are kept here because
+        # Python could give the id of deleted columns to others.
         self._last_key: Any = None
         self._last_columns: Any = None
         self._last_step: CompiledStep | None = None
@@ -149,8 +149,8 @@ class CompiledUpdate:
     def _present_state(self) -> list[Tensor]:
         """Return the inputs that hold the learner's state.
 
-        Compiled steps are dropped if another tensor with another memory layout has taken the place of one. (A tensor
-        whose layout was changed in place is refused by the compiled code.)
+        If a tensor of the state was replaced by one with another memory layout, all compiled steps are discarded. (A
+        tensor whose layout was changed in place is refused by the compiled code.)
         """
         state = self._state_inputs()
         if len(state) != len(self._state) or not all(map(operator.is_, state, self._state)):
@@ -177,8 +177,8 @@ class CompiledUpdate:
             inputs += (entry.flat.data, entry.flat.grad, entry.bad_steps, scalars.tensor, *moments)
             if not on_host:
                 inputs.append(entry.bad_gradient_buffer())
-            if entry.hold is not None:
-                inputs.append(entry.hold)
+            if entry.suspended is not None:
+                inputs.append(entry.suspended)
 
         inputs += [value for _, value in learner.coefficients.values()]
         for value in learner.registered.values():
@@ -239,6 +239,7 @@ class CompiledUpdate:
         with_errors: list[str] = []
         with_values: list[str] = []
 
+        # The function fills the three lists while it is recorded: only then is it known what the step logs and sets.
         def step() -> tuple[Tensor, ...]:
             values = self._traced_step(columns, indices, metrics)
             with_errors[:] = learner.row_errors
@@ -295,6 +296,7 @@ class CompiledUpdate:
             gradients = torch.autograd.grad(total, flat_leaves, allow_unused=True, materialize_grads=True)
             by_param: dict[nn.Parameter, Tensor] = {}
             for entry, gradient in zip(learner.optimizers, gradients):
+                # `separate` is defined at the end of this file: a copy that the compiler does not fuse with a kernel.
                 entry.flat.grad.copy_(gradient if entry.on_host else torch.ops.lockstep.separate(gradient))
                 by_param.update(zip(entry.flat.params, entry.flat.grad_views))
 
@@ -415,7 +417,8 @@ class _AdamScalars:
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.tensor = torch.ones(2, dtype=torch.float32 if device.type == "cpu" else dtype, device=device)
-        self._on_host = self.tensor.numpy() if device.type == "cpu" else None
+        self._array = self.tensor.numpy() if device.type == "cpu" else None
+        """Array with the memory of `tensor`; None on other devices."""
         self._sources: tuple[Tensor, Tensor] | None = None
         """Tensors whose memory `_step` and `_bad_steps` share."""
 
@@ -428,7 +431,7 @@ class _AdamScalars:
         self._rate = entry.rate
         bad_steps = entry.bad_steps
         sources = self._sources
-        if self._on_host is not None and (sources is None or sources[0] is not step or sources[1] is not bad_steps):
+        if self._array is not None and (sources is None or sources[0] is not step or sources[1] is not bad_steps):
             self._sources = (step, bad_steps)
             self._step = step.numpy()
             self._bad_steps = bad_steps.numpy()
@@ -436,7 +439,7 @@ class _AdamScalars:
     def set_(self) -> None:
         """Set the scalars of the coming step."""
         group = self._group
-        if self._on_host is None:
+        if self._array is None:
             if self._rate is None:
                 self.tensor[0].fill_(group["lr"])
             else:
@@ -444,12 +447,12 @@ class _AdamScalars:
             return
         beta1, beta2 = group["betas"]
         step = float(self._step) + 1.0
-        self._on_host[0] = group["lr"] / (1.0 - beta1**step)
-        self._on_host[1] = (1.0 - beta2**step) ** -0.5
+        self._array[0] = group["lr"] / (1.0 - beta1**step)
+        self._array[1] = (1.0 - beta2**step) ** -0.5
 
     def bad_on_host(self) -> bool:
         """Return whether a gradient was not finite since the last report; always False on a device, to avoid a wait."""
-        return self._on_host is not None and bool(self._bad_steps)
+        return self._array is not None and bool(self._bad_steps)
 
 
 def _adam_step_(scalars: Tensor, entry: RegisteredOptimizer) -> None:
@@ -471,15 +474,15 @@ def _adam_step_(scalars: Tensor, entry: RegisteredOptimizer) -> None:
     if not entry.on_host:
         bad_gradient = entry.bad_gradient_buffer()
         bad_gradient.copy_(torch.where(good, bad_gradient, gradient))
-    if entry.hold is not None:
-        good = good & (entry.hold == 0.0)
+    if entry.suspended is not None:
+        good = good & (entry.suspended == 0.0)
     moves = good if entry.flat.frozen is None else good & ~entry.flat.frozen
 
     new_step = step + good.to(step.dtype)
     new_avg = exp_avg + (gradient - exp_avg) * (1.0 - beta1)
     new_sq = exp_avg_sq * beta2 + gradient * gradient * (1.0 - beta2)
-    new_avg = torch.where(moves, torch.where(new_avg.abs() < NO_AVG, 0.0, new_avg), exp_avg)
-    new_sq = torch.where(moves, torch.where(new_sq < NO_AVG_SQ, 0.0, new_sq), exp_avg_sq)
+    new_avg = torch.where(moves, torch.where(new_avg.abs() < MIN_AVG, 0.0, new_avg), exp_avg)
+    new_sq = torch.where(moves, torch.where(new_sq < MIN_AVG_SQ, 0.0, new_sq), exp_avg_sq)
 
     step_size, correction = scalars.unbind()
     if not entry.on_host:  # here the first scalar is the learning rate, and the second is not used
@@ -509,8 +512,8 @@ def _as_input(leaf: Tensor, index: Tensor | None) -> Tensor:
     """Return a column as a graph reads it: contiguous, and padded if the graph gathers rows from it.
 
     A graph with an `index` gathers rows. Then the column is padded to a power of two, so that batches of about one size
-    share a graph: where an environment's reset rows are left out, every batch has another number of rows. No index
-    points at the padding. Without an `index` the graph reads all rows.
+    share a graph. In some rollouts the rows of environment resets are left out, and every batch then has another number
+    of rows. No index points at the padding. Without an `index` the graph reads all rows.
     """
     if index is not None and (missing := (1 << (len(leaf) - 1).bit_length()) - len(leaf)):
         leaf = torch.cat([leaf, leaf.new_zeros(missing, *leaf.shape[1:])])
@@ -534,7 +537,8 @@ def _signature_and_inputs(
     for module_id, index in indices.items():
         signature += (module_id, None if index is None else len(index))
         for name, column in columns[module_id].items():
-            for path, leaf in ((name, column),) if isinstance(column, Tensor) else named_leaves(name, column):
+            paths_and_leaves = ((name, column),) if isinstance(column, Tensor) else named_leaves(name, column)
+            for path, leaf in paths_and_leaves:
                 leaf = _as_input(leaf, index)
                 signature += (path, leaf.shape, leaf.dtype)
                 inputs.append(leaf)

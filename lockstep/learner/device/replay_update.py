@@ -1,4 +1,7 @@
-"""Update from a replay buffer on the learner's device: all its gradient steps are one CUDA graph."""
+"""Update from a replay buffer on the learner's device: all its gradient steps are one CUDA graph.
+
+A replay buffer holds the transitions of earlier rollouts, from which each gradient step draws a random sample.
+"""
 
 from __future__ import annotations
 
@@ -81,15 +84,15 @@ class ReplayUpdate(DeviceUpdate):
     all steps at once. With priorities they are drawn for each step when the errors of the step before are known.
 
     Some steps do more than others, such as every second step of TD3 (`Learner.pattern`). The host decides this while
-    the steps are captured, so there is one graph for each pattern. The host's counters of gradient steps do not advance
-    in a launch, so they are advanced by what they counted during the capture.
+    the steps are captured, so there is one graph for each pattern. The launch of a graph runs no Python, so it does not
+    advance the host's counters of gradient steps. They are then advanced by the same amounts as in the capture.
     """
 
     def __init__(self, learner: SteppedLearner) -> None:
         super().__init__(learner)
         self.graphs: dict[Hashable, CapturedFunction[ReplayOutcome]] = {}
         """Captured gradient steps, by the arguments and the pattern that they depend on."""
-        self._counted: dict[Hashable, Counts] = {}
+        self._increments: dict[Hashable, Counts] = {}
         """By the same keys: the amounts by which one call advances the host's counters."""
         self._known_places: list[int] = []
         """Addresses of the tensors for which `graphs` are valid."""
@@ -127,12 +130,12 @@ class ReplayUpdate(DeviceUpdate):
 
         captured = self.graphs[key]
         before = self.counts()
-        is_launch = captured.is_graph  # read before the call, which may capture the graph
+        takes_graph = captured.is_graph  # read before the call: the call that captures the graph still counts itself
         self._begun = key[:3], captured, captured()
-        if is_launch:
-            self._count(self._counted[key])
+        if takes_graph:
+            self._advance_counts(self._increments[key])
         else:
-            self._counted[key] = {name: count - before.get(name, 0) for name, count in self.counts().items()}
+            self._increments[key] = {name: count - before.get(name, 0) for name, count in self.counts().items()}
 
     def run_steps(self, replay: SampledBuffer, num_steps: int, batch_size: int, options: UpdateOptions) -> Results:
         """Take gradient steps, each on a new sample of `batch_size` rows, and return the results.
@@ -146,14 +149,23 @@ class ReplayUpdate(DeviceUpdate):
         self._begun = None
         self._samples = outcome.samples
         rows = num_steps * batch_size
-        return self.report(options, outcome.metrics, outcome.num_bad, rows, batch_size, num_steps, 1, captured)
+        return self.report(
+            options,
+            outcome.metrics,
+            outcome.num_bad,
+            num_rows=rows,
+            size=batch_size,
+            per_pass=num_steps,
+            passes=1,
+            captured=captured,
+        )
 
     def counts(self) -> Counts:
         """Return the counters that the host advances in gradient steps: lifetime counters and steps of targets."""
         targets = {name: target.num_steps for name, target in target_networks(self.learner.registered).items()}
         return {**self.learner.lifetime, **targets}
 
-    def _count(self, amounts: Counts) -> None:
+    def _advance_counts(self, amounts: Counts) -> None:
         """Advance the counters by `amounts`, for steps that a graph has taken."""
         for name, amount in amounts.items():
             if name in self.learner.registered:
@@ -181,14 +193,16 @@ class ReplayUpdate(DeviceUpdate):
             return self._steps_on_share(module_id, replay, num_steps, batch_size)
         learner = self.learner
         samples: list[TensorColumns] = []
-        at_once = num_steps if replay.priorities is None else 1  # number of steps for which rows are drawn at once
+        steps_per_draw = (
+            num_steps if replay.priorities is None else 1
+        )  # number of steps for which rows are drawn at once
         with self.stepping() as metrics, learner.in_step(batch_size):
-            for _ in range(0, num_steps, at_once):
-                columns = self._columns(module_id, replay, at_once * batch_size)
+            for _ in range(0, num_steps, steps_per_draw):
+                columns = self._columns(module_id, replay, steps_per_draw * batch_size)
                 samples.append(columns)
                 loss_columns = {name: part for name, part in columns.items() if name != Columns.BATCH_INDEXES}
                 parts = {name: column.split(batch_size) for name, column in loss_columns.items()}
-                for i in range(at_once):
+                for i in range(steps_per_draw):
                     self.step({module_id: {name: part[i] for name, part in parts.items()}}, {module_id: None})
                 if replay.priorities is not None:
                     errors = errors_of_rows(learner.row_errors, module_id, type(learner).__name__)
@@ -211,7 +225,7 @@ class ReplayUpdate(DeviceUpdate):
 
         All ranks draw the same rows, and noise for all of them. Each learns from those rows that it has.
         """
-        share = replay.share
+        share = replay.share  # `share.number` is the number of ranks
         num_rows = num_steps * batch_size
         indices = replay.draw_indices(num_rows, self.stream("replay"))
         is_own = share.contains(indices, replay.num_envs)

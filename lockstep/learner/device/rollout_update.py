@@ -32,27 +32,30 @@ class RolloutOutcome(NamedTuple):
     num_bad: Tensor
     """Number of gradients that were not finite, 0-d."""
     stopped: Tensor | None
-    """For each pass, 1 if no step is taken after it, `[passes]`; None if the learner never stops passes early."""
+    """Flag for each pass `[passes]`, 1 if the update has stopped by its end; None if the learner never stops early."""
     obs_moments: Tensor | None
     """Mean of the observations and sum of squared distances from it, `[2, *obs]`; None if they are not normalized."""
 
 
 class DeviceUpdate:
-    """Updates of one learner from tensor rollouts. The third and all later updates of one shape are one launch each.
+    """Updates of one learner from tensor rollouts, each of them one launch of a CUDA graph.
+
+    The first two updates of a shape run eagerly, since a graph cannot record what libraries prepare in them. The third
+    one captures the graph.
 
     The gradient steps go through the learner's hooks, as on the host: `prepare_batch` once, then for each minibatch the
     forward pass, losses, gradients and optimizers. Rows are permuted on the device with the learner's stream
     `minibatches`.
 
     A graph has no branches, so passes that `should_stop_passes` ends early are computed all the same. Their steps are
-    held: they change nothing.
+    suspended: they change nothing.
     """
 
     def __init__(self, learner: SteppedLearner) -> None:
         self.learner = learner
         self._rates: dict[str, Tensor] = {}
         """Learning rates by the key of the optimizer, 0-d. A graph reads them, and the host writes them."""
-        self._hold = torch.zeros((), device=learner.device)
+        self._suspended = torch.zeros((), device=learner.device)
         """0-d, 1 as soon as the passes of the present update are to end."""
         self._key: Any = None
         """Everything that the captured graph depends on; None if there is no valid graph."""
@@ -70,8 +73,9 @@ class DeviceUpdate:
         module_id = self.prepare(options)
         rewards = learner.connectors[module_id].rewards
         if self._launched is not None and rewards is not None:
-            # The last update was launched but never reported, because its rollout was refused. Its reward statistics
-            # on the device are replaced by those of the host, which do not include it.
+            # The last update was launched, but `run` was never called, because the collector has refused the rollout
+            # (numbers that are not finite). The statistics of rewards on the device include that rollout, and are
+            # replaced by those of the host, which do not.
             rewards.copy_to_device()
         size = min(options.minibatch_size or len(rollout), len(rollout))
         key = (id(rollout), options.num_epochs, size, options.shuffle_batch_per_epoch, *self.places())
@@ -93,11 +97,19 @@ class DeviceUpdate:
 
         passes = options.num_epochs
         if outcome.stopped is not None:
+            # The first pass is always taken, and each later one if the flag of the pass before it is not set.
             passes = 1 + int((outcome.stopped[:-1] == 0).sum())
         self.learner.note_sampler(self._module_id(), np.array([rollout.weights_seq_no]))
         per_pass = len(rollout) // size
         results = self.report(
-            options, outcome.metrics, outcome.num_bad, len(rollout), size, per_pass, passes, self._captured
+            options,
+            outcome.metrics,
+            outcome.num_bad,
+            num_rows=len(rollout),
+            size=size,
+            per_pass=per_pass,
+            passes=passes,
+            captured=self._captured,
         )
 
         # Statistics of connectors are updated after the steps, as on the host: the steps use those of before.
@@ -128,6 +140,7 @@ class DeviceUpdate:
         options: UpdateOptions,
         metrics: Metrics,
         num_bad: Tensor,
+        *,
         num_rows: int,
         size: int,
         per_pass: int,
@@ -208,7 +221,8 @@ class DeviceUpdate:
         finally:
             learner.metrics = outer
             for entry in learner.optimizers:
-                entry.hold = entry.rate = None
+                entry.suspended = None
+                entry.rate = None
 
     def step(self, columns: Mapping[str, TensorColumns], indices: Mapping[str, Tensor | None]) -> None:
         """Take one gradient step on the rows `indices` of the columns."""
@@ -234,15 +248,18 @@ class DeviceUpdate:
     def _passes(self, module_id: str, rollout: TensorRollout, size: int, options: UpdateOptions) -> RolloutOutcome:
         """Take the gradient steps of all passes, in minibatches of `size` rows. A graph may capture this function."""
         learner = self.learner
+        # Rows are numbered over all ranks. This rank has only the rows of its own environments.
         num_rows = len(rollout)
+        num_own_rows = rollout.size * rollout.num_envs
         share = rollout.share
-        with self.stepping() as metrics, learner.in_step(rollout.size * rollout.num_envs, frozenset()):
-            # A learner that may stop passes early answers with a tensor, which the host does not read.
+        with self.stepping() as metrics, learner.in_step(num_own_rows, frozenset()):
+            # A learner that never stops passes early returns False here. One that may returns a tensor, which the host
+            # must not read.
             may_stop = isinstance(learner.should_stop_passes(), Tensor)
             stopped: list[Tensor] = []
-            self._hold.zero_()
+            self._suspended.zero_()
             for entry in learner.optimizers if may_stop else ():
-                entry.hold = self._hold
+                entry.suspended = self._suspended
 
             # A rollout has the columns of trajectories, with tensors for arrays.
             trajectories = cast(Trajectories, rollout)
@@ -257,15 +274,16 @@ class DeviceUpdate:
                         own = index[share.contains(index, rollout.num_envs)]
                         self.step_on_share(module_id, columns[module_id], share.local_rows(own, rollout.num_envs))
                     else:
-                        # Without minibatches the one step of a pass has all rows, and each rank takes its own.
+                        # Either there is one rank, or the one step of a pass has all rows (`index` is None). Then each
+                        # rank takes all rows that it has, `size // share.number` of them.
                         with learner.in_step(size // share.number):
                             self.step(columns, {module_id: index})
                 metrics.end_pass()
                 if not options.shuffle_batch_per_epoch:  # rows that were left out come first in the next pass
                     rows = rows.roll(-(num_rows // size * size))
                 if may_stop:
-                    torch.maximum(self._hold, cast(Tensor, learner.should_stop_passes()), out=self._hold)
-                    stopped.append(self._hold.clone())
+                    torch.maximum(self._suspended, cast(Tensor, learner.should_stop_passes()), out=self._suspended)
+                    stopped.append(self._suspended.clone())
             obs_moments = moments_of(rollout.obs) if learner.connectors[module_id].obs.has_statistics else None
         return RolloutOutcome(metrics, self.num_bad(), torch.stack(stopped) if stopped else None, obs_moments)
 

@@ -1,1 +1,1 @@
-"""Several learners as one: how rows are shared, how gradients meet, and how requests queue."""
+"""Several learners that work as one: shares of the data, sums over learners, and the queue of update requests."""

@@ -1,6 +1,7 @@
 """Communication of learners: sums over all of them, and means and decisions over the rows of all of them.
 
-`Reducer` is that of a learner that is alone, where there is nothing to add. `DistributedReducer` connects several.
+`Reducer` is for a learner that is alone: each method returns its argument or the learner's own result.
+`DistributedReducer` connects several learners.
 
 Every learner makes the same calls in the same order. A call that another learner does not answer raises `LearnerError`
 after `timeout_s`. The reducer cannot be used after that, and a new one has to be made.
@@ -135,8 +136,8 @@ class Reducer:
     def means(self, values: Sequence[Tensor], mask: Tensor | None, counts: bool) -> list[Tensor]:
         """Return the mean (0-d) of each of `values` `[N, ...]` where `mask` is set, over the rows of all learners.
 
-        Gradients reach this learner's rows only, with the weight that each row has in the global mean. With
-        `counts=False` the rows are stand-ins, which have no weight.
+        Gradients reach this learner's rows only, with the weight that each row has in the global mean. `counts` says
+        whether this learner's rows count; with False they are stand-ins, which have no weight.
         """
         sums, sizes = _sums_and_sizes(values, mask)
         return list((sums / sizes.clamp(min=1.0)).unbind())
@@ -144,8 +145,9 @@ class Reducer:
     def mean_of_rows(self, values: Tensor, mask: Tensor | None, counts: bool) -> Tensor:
         """Return the means `[..., 1, F]` of `values` `[..., N, F]` where `mask` `[N]` is set, over all learners' rows.
 
-        This is for means that change each row, as in batch normalization. There the loss of every learner depends on
-        the rows of all learners, so unlike with `means` gradients reach all rows. `counts` is that of `means`.
+        This is for means that enter the computation of each row, as in batch normalization. Then the loss of every
+        learner depends on the rows of all learners, and gradients reach all of them, unlike with `means`. `counts` says
+        whether this learner's rows count, see `means`.
         """
         sums, size = _sums_of_rows(values, mask)
         return sums / size.clamp(min=1.0)
@@ -303,7 +305,8 @@ class DistributedReducer(Reducer):
         limits = [float(target.min()), float(target.max())] if len(target) else [np.inf, -np.inf]
         parts = self.gather({"moments": moments.get_state(), "limits": limits})
 
-        # Targets that are all equal have no variance to explain. Rounding may give them one that is not 0.
+        # Targets that are all equal have no variance to explain. Their limits show this, since by rounding the
+        # computed variance may not be 0.
         largest = max(part["limits"][1] for part in parts)
         smallest = min(part["limits"][0] for part in parts)
         if not largest > smallest:
@@ -336,7 +339,10 @@ class DistributedReducer(Reducer):
             self.is_waiting = False
 
     def _error(self, name: str, started: float, error: Exception) -> LearnerError:
-        """Leave the group, and return the error to raise. The learners may no longer make the same calls."""
+        """Leave the group, and return the error to raise.
+
+        After a failed call the learners may be at different calls, so further results would be wrong.
+        """
         waited = time.monotonic() - started
         self._leave(f"{name} failed before")
         return LearnerError(
@@ -414,7 +420,8 @@ def serve_store(
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise RuntimeError(f"cannot listen at {host}:{port}: {error.strerror}") from error
-        # This machine does not have the address, which may be that of a router in front of it.
+        # No network interface of this machine has the address. It may belong to a router that forwards to this machine,
+        # so torch listens at all addresses instead.
         return distributed.TCPStore(host, port, world_size, **options)
     used_port = listener.getsockname()[1]  # port 0 asks for any free one
     return distributed.TCPStore(host, used_port, world_size, master_listen_fd=listener.detach(), **options)

@@ -106,9 +106,10 @@ class Outcome:
 
 
 class RequestQueue:
-    """Queue of update requests. A thread, which exists while there are any, runs them one after another.
+    """Queue of update requests, which a thread runs one after another. The thread ends when no request waits.
 
-    Callers that want an update at once, or no update to run, wait for their turn here.
+    Calls that do not go through the thread are ordered with it here: `turn` for an update in the caller's own thread,
+    `between_updates` and `when_idle` for calls during which no update may run.
 
     Args:
         run: Function that runs a request, and returns the call's value and whether anything was trained.
@@ -154,11 +155,13 @@ class RequestQueue:
 
     @contextmanager
     def turn(self, num_steps: int) -> Iterator[Outcome]:
-        """Return a context for an update of the caller, of `num_steps` environment steps, and count how it ends.
+        """Return a context in which the caller itself runs an update of `num_steps` environment steps.
 
-        It waits for all requests submitted before. The caller sets `has_trained` of the outcome.
+        It waits for all requests submitted before, and counts how the update ends. The caller sets `has_trained` of the
+        outcome.
         """
         with self._changed:
+            # One test in the usual case: open and idle.
             if self._closed or self.num_in_flight:
                 self.check_open()
                 self._changed.wait_for(self._is_idle)
@@ -266,12 +269,12 @@ class RequestQueue:
         self._changed.notify_all()
 
     def _count_in(self, num_steps: int) -> None:
-        """Count a request when it is accepted."""
+        """Count a request when it is accepted. The caller holds `_changed`."""
         self.counts.num_calls += 1
         self.counts.num_steps_submitted += num_steps
 
     def _count_out(self, num_steps: int, has_failed: bool, has_trained: bool) -> None:
-        """Count a request when it ends."""
+        """Count a request when it ends. The caller need not hold `_changed`."""
         with self._changed:
             if has_trained and not has_failed:
                 self.counts.num_steps_trained += num_steps

@@ -1,13 +1,15 @@
 """Division of an update among learners, so that n of them do exactly what one does.
 
-`shards_of` divides episodes and batches into the shares of the learners. Before an update the learners agree on what
-they train, so that none waits for one that left: they exchange how many rows of which module each of them has. The rows
-of all shards are then numbered globally: shards of a whole rollout keep the numbers that their rows have there, other
-shards are numbered one after the other by rank. Each minibatch is a set of global numbers, and a learner trains on the
-rows among them that are in its shard.
+`shards_of` divides episodes and batches into one shard for each learner. Before an update the learners exchange how
+many rows of which module each of them has, and agree on the modules to train. Otherwise a learner without data could
+skip the update, and the others would wait for it. The rows of all shards are then numbered globally. Shards of one
+rollout keep the numbers that their rows have in the rollout; other shards are numbered one after the other, by rank.
+Each minibatch is a set of global numbers, and a learner trains on the rows among them that are in its shard.
 
 A learner without any row of a module in a minibatch still makes the same calls. It trains on a *stand-in*, a copy of
 some real row that has no weight. So a loss always sees at least one row, and all learners take part in the same sums.
+
+A *part* is the data of one module, and the *pieces* of a module are the agents' episodes that its part is made of.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ def parts_of_episodes(
             agent's steps for its module. An environment step counts once, however many agents acted. The views on one
             rollout store are read without a copy. `EpisodeParts` are returned as they are.
         module_ids: Ids of all modules.
-        choose: Function from the ids of the modules with steps to the ids to return.
+        choose: Function that takes the ids of the modules with steps, and returns those to keep.
 
     Raises:
         TypeError: `episodes` is something else.
@@ -109,9 +111,9 @@ def shards_of(data: Any, num_learners: int, modules: Mapping[str, bool]) -> list
     """Return one shard of `data` (episodes, or a batch) for each learner. Some may be empty. `data` are not changed.
 
     `modules` says for each module id whether the module has memory. A batch is divided into equal numbers of rows (or
-    sequences). Episodes are divided into equal numbers of steps: one that would lie in two shards is cut, but both
-    learners get all of it to compute advantages from, which are then those of the whole episode. Episodes of a module
-    with memory are not cut.
+    sequences). Episodes are divided into equal numbers of steps. An episode that would lie in two shards is cut, and
+    each of the two learners trains on its part only. But both get the whole episode, because advantages depend on all
+    later steps. Episodes of a module with memory are not cut.
     """
     if isinstance(data, SampleBatch | MultiAgentBatch):
         return shard_batch(data, num_learners)
@@ -123,6 +125,7 @@ def shards_of(data: Any, num_learners: int, modules: Mapping[str, bool]) -> list
         for shard, part in zip(shards, trajectories.shards(num_learners, cut=cut)):
             if part is not None:
                 shard.trajectories[module_id] = part
+    # Equal numbers of versions, which need not belong to the steps of the shard: only metrics and a warning use them.
     for module_id, versions in whole.versions.items():
         for shard, numbers in zip(shards, np.array_split(versions, num_learners)):
             if len(numbers):
@@ -188,8 +191,10 @@ class UpdatePlan:
 
     def own_sizes(self, rows: RowIndices, stand_ins: Collection[str]) -> dict[str, int]:
         """Return the number of own `rows` (None for all) by module id, without the modules in `stand_ins`."""
-        real = {mid: index for mid, index in rows.items() if mid not in stand_ins}
-        return {mid: self.num_own_rows[mid] if index is None else len(index) for mid, index in real.items()}
+        without_stand_ins = {mid: index for mid, index in rows.items() if mid not in stand_ins}
+        return {
+            mid: self.num_own_rows[mid] if index is None else len(index) for mid, index in without_stand_ins.items()
+        }
 
     def own_rows(self, indices: RowIndices) -> tuple[RowIndices, frozenset[str]]:
         """Return the own rows among global `indices` (None for all), and the ids of the modules with a stand-in."""
@@ -223,8 +228,8 @@ class UpdatePlan:
         """
         if not widths:
             return columns
-        # All numbers of a row are drawn next to each other. So the rows of several calls get the same numbers as if
-        # they came in one call.
+        # All numbers of a row are drawn together, before those of the next row. So each row gets the same numbers
+        # whether the rows come in one call or in several.
         mask = columns.get(Columns.LOSS_MASK)
         rng = streams.numpy(f"noise/{module_id}")
         shape = () if mask is None else mask.shape[1:]
@@ -329,7 +334,10 @@ def plan_update(
 
 
 def _donor(counts: list[int]) -> int:
-    """Return the rank of the learner that has the fewest rows, but at least one."""
+    """Return the rank of the learner that has the fewest rows, but at least one.
+
+    Trajectories are sent whole, so this is the least to send.
+    """
     return min((rank for rank, rows in enumerate(counts) if rows), key=counts.__getitem__)
 
 

@@ -29,15 +29,16 @@ from torch import Tensor
 
 PIECE = 1 << 20
 """Number of bytes that are exchanged at once. Larger tensors are exchanged in pieces."""
-FEW = 1 << 12
-"""Number of bytes up to which it takes less time to add all of them than to pass another barrier."""
+SMALL_BYTES = 1 << 12
+"""Size of a tensor in bytes up to which each learner adds all of it itself. Another barrier would take longer."""
 HEADER = 64
 """Size of a segment's header in bytes: one cache line."""
 BARRIERS, LEFT, TOKEN, BYTES = 0, 1, 2, 3
 """Indices of the header's fields: number of barriers reached, whether the owner has left, a random token of the
 segment, and the number of bytes in each of its two pieces."""
 POLLS = 2_000
-"""Number of times a learner polls another one before it lets other processes run, if each may have its own core."""
+"""Number of times a learner polls another one before it lets other processes run, if there is a core for each
+learner."""
 PATIENT_S = 0.005
 """Waiting time in seconds after which a learner sleeps between two polls."""
 NAP_S = 0.0005
@@ -95,7 +96,7 @@ class SharedMemory:
         self._rank = rank
         self._timeout_s = timeout_s
         self._peers = [(peer, segment) for peer, segment in enumerate(segments) if peer != rank]
-        # Without a core for each learner, polling would only keep the others from coming.
+        # Without a core for each learner, polling takes processor time from the learners that are waited for.
         self._polls = POLLS if len(segments) <= len(os.sched_getaffinity(0)) else 1
         self._num_barriers = 0
         self._turn = 0
@@ -104,11 +105,11 @@ class SharedMemory:
     def sum_(self, tensor: Tensor) -> None:
         """Sum over all learners, in place.
 
-        If there are few numbers, each learner adds all of them. Otherwise each learner adds one part, and after another
-        barrier reads the parts that the others have added.
+        If the tensor is small, each learner adds all of it. Otherwise each learner adds one part of it, and after
+        another barrier reads the parts that the others have added.
         """
         for part in _pieces(tensor):
-            if part.nbytes <= FEW:
+            if part.nbytes <= SMALL_BYTES:
                 views = self._exchange(part)
                 torch.add(views[0], views[1], out=part)
                 for view in views[2:]:
@@ -129,8 +130,8 @@ class SharedMemory:
 
     def gather(self, parts: list[Tensor], tensor: Tensor) -> None:
         """Copy the `tensor` of each learner into `parts`, by rank. All have the same shape."""
-        for places in zip(*map(_pieces, parts), _pieces(tensor)):
-            for place, view in zip(places, self._exchange(places[-1])):
+        for *places, own_piece in zip(*map(_pieces, parts), _pieces(tensor)):
+            for place, view in zip(places, self._exchange(own_piece)):
                 place.copy_(view)
 
     def leave(self) -> None:
@@ -140,8 +141,9 @@ class SharedMemory:
     def _exchange(self, part: Tensor) -> list[Tensor]:
         """Write `part` into the own segment, and return views of the parts of all learners.
 
-        The views may be read until the next call of this learner. Others write to the same pieces again only after they
-        have passed the barrier of that call. This is why there are two pieces, which are used in turn.
+        The views may be read until this learner makes its next exchange. Another learner may already write its part of
+        that exchange, but into the other one of its two pieces. It comes back to the piece that is read here one
+        exchange later, which it can begin only when this learner has reached the barrier of the next exchange.
         """
         self._turn = 1 - self._turn
         views = [segment.piece(self._turn, part.dtype, len(part)) for segment in self._segments]
