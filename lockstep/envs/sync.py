@@ -260,9 +260,9 @@ class LightSyncVectorEnv(VectorBoundary):
 class QuickDiscrete(Discrete):
     """64-bit `Discrete` space whose `contains` looks up plain and 64-bit integers in a set."""
 
-    def __init__(self, n: Any, seed: int | np.random.Generator | None = None, start: Any = 0) -> None:
+    def __init__(self, n: int, seed: np.random.Generator | None = None, start: int = 0) -> None:
         super().__init__(n, seed=seed, start=start)
-        self.allowed = frozenset(range(int(start), int(start) + int(n)))
+        self.allowed = frozenset(range(start, start + n))
         """All members of the space."""
 
     def contains(self, x: object) -> bool:
@@ -281,7 +281,7 @@ def quicken_action_space(env: gym.Env) -> None:
     space = vars(env.unwrapped).get("action_space")
     if type(space) is Discrete and space.dtype == np.int64 and int(space.n) <= _LARGEST_SET:
         # The random generator is handed on, so that samples of the new space continue those of the old one.
-        env.unwrapped.action_space = QuickDiscrete(space.n, seed=space.np_random, start=space.start)
+        env.unwrapped.action_space = QuickDiscrete(int(space.n), seed=space.np_random, start=int(space.start))
 
 
 def unwrap_step(env: gym.Env) -> tuple[Callable[[Any], Any], list[TimeLimit]]:

@@ -39,7 +39,7 @@ class SingleAgentEpisodeView(SingleAgentEpisode):
     def __getattribute__(self, name: str) -> Any:
         return _read(self, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         _refuse_setting(name)
 
     # Python looks special methods up on the class, so those that an episode has are written out.
@@ -64,7 +64,7 @@ class MultiAgentEpisodeView(MultiAgentEpisode):
     def __getattribute__(self, name: str) -> Any:
         return _read(self, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         _refuse_setting(name)
 
     def __len__(self) -> int:
