@@ -151,8 +151,9 @@ class OnPolicyLearner(Learner[Training]):
             module, trajectories, obs, bootstrap_obs, critic_obs
         )
 
-        # In the grid [T, B] the observation after step t is the one of step t + 1. It is stored separately, in
-        # `bootstrap_index`, where an episode was truncated or the data end. After a termination no value is used.
+        # In the grid [T, B] the value after step t is that of step t + 1. At the rows of `bootstrap_index` an episode
+        # was truncated or the data end: there the next observation is stored separately. After a termination no value
+        # is used.
         values = flat_values.cpu().numpy().reshape(trajectories.shape)
         next_values = np.zeros_like(values)
         next_values[:-1] = values[1:]
