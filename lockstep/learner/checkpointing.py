@@ -145,7 +145,10 @@ def _weights_to_restore(trees: Mapping[str, State], component: str | None, curre
         weights = {name: tree["weights"] for name, tree in trees.items()}
         return dict(select_components({"rl_module": weights}, component, None)["rl_module"])
     if not module_id and len(known) != 1:
-        raise ValueError(f"this is one module, and there are {known}; say which with component={head + '/<id>'!r}")
+        raise ValueError(
+            f"the checkpoint has one module, and the learner has {known}; say which of them with "
+            f"component={head + '/<id>'!r}"
+        )
     return {module_id or known[0]: trees[""]["weights"]}
 
 
@@ -212,7 +215,7 @@ def state_of(value: object) -> Any:
 def restored(present: object, saved: object) -> Any:
     """Return the registered value `present` with the saved state. Tensors, arrays and objects are changed in place.
 
-    Compiled steps and graphs hold on to these objects, so new ones would not be seen.
+    Compiled steps and graphs keep reading the old objects, so they would not notice new ones.
     """
     if isinstance(present, torch.Tensor):
         with torch.no_grad():

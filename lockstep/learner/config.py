@@ -99,7 +99,7 @@ class TrainingSection(Section[ConfigT]):
             "learner_connector",
         )
     )
-    """Options of an update of all modules together. A single module cannot override them."""
+    """Options of the whole update, in which all modules are trained together. A single module cannot override them."""
 
     def __call__(self, **options: Unpack[TrainingOptions]) -> ConfigT:
         """Set options; return the configuration."""
@@ -289,8 +289,8 @@ class FrameworkSection(Section[ConfigT]):
         """
         if framework not in (None, "torch"):
             raise ValueError(
-                f"framework={framework!r} is not allowed; Lockstep has 'torch' alone. What it computes on is "
-                "framework(device=...)"
+                f"framework={framework!r} is not allowed; Lockstep has 'torch' alone. Set the device "
+                "with framework(device=...)"
             )
         return self.change(options)
 

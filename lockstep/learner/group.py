@@ -272,6 +272,7 @@ class LearnerGroup:
             "minibatch_size": minibatch_size,
             "shuffle_batch_per_epoch": shuffle_batch_per_epoch,
         }
+        # Three ways: in the thread, at once in other processes, or at once here.
         if async_update:
             return self._submit("episodes", episodes, options, return_state, reduce_results, on_full)
         if self._learner is None:

@@ -259,7 +259,8 @@ def _without_masked_rows(columns: TensorColumns) -> TensorColumns:
 def steps_of_unknown_policy(versions: np.ndarray, weights_seq_no: int, trajectories: Trajectories) -> int:
     """Return the number of steps by an older policy without a recorded `action_logp`.
 
-    A loss treats these steps as if the present policy had taken them.
+    A loss compares the present log-probability of an action with that of the policy that acted (`action_logp`). Without
+    a record it computes the latter with the present weights, as if the present policy had acted.
     """
     is_old = versions < weights_seq_no
     logp = trajectories.action_logp
@@ -408,7 +409,7 @@ def check_values(values: Tensor, module: str) -> None:
     if values.ndim != 1:
         raise ValueError(
             f"{module} gives values (vf_preds, compute_values) of the shape {list(values.shape)}; it must be [N], one "
-            "number for each row: [N, 1] becomes it by .squeeze(-1)"
+            "number for each row; .squeeze(-1) changes [N, 1] into that"
         )
 
 

@@ -460,8 +460,8 @@ class Learner(Generic[Training]):
             for (rows, stand_ins), tensors in zip(own_minibatches, tensors_of_minibatches):
                 sizes = plan.own_sizes(rows, stand_ins)
                 for module_id, size in sizes.items():
-                    # Rows that are None are all rows; as an index, None takes all of them, too.
                     per_row = transitions.get(module_id)
+                    # None in `rows` means all rows, and as an index of a numpy array it also takes all of them.
                     trained[module_id] += size if per_row is None else int(per_row[rows[module_id]].sum())
                 with self.in_step(sum(sizes.values()), stand_ins):
                     if self.compiled is None or not self.compiled.run(columns, tensors):
@@ -927,7 +927,7 @@ class Learner(Generic[Training]):
         """
         for entry in self.optimizers.of_module(module_id):
             # If all gradients are still views of the flat gradient, norm and clipping take one operation each on it.
-            parts = entry.flat.take(module_gradients_dict)
+            parts = entry.flat.gradients_from(module_gradients_dict)
             whole = [entry.flat.grad] if parts is entry.flat.grad_views else parts
             norm = global_norm(whole)
             self.log(module_id, **{f"gradients_{entry.name}_global_norm": norm})
@@ -942,7 +942,7 @@ class Learner(Generic[Training]):
 
     def apply_gradients(self, gradients: Gradients) -> None:
         """Take one step of each optimizer. `nan_policy` says what happens if its gradient is not finite."""
-        self.optimizers.take_gradients(gradients)
+        self.optimizers.copy_gradients(gradients)
         for entry in self.optimizers:
             # Without a loss the gradient is 0, but the moments of earlier steps would still move the parameters.
             if entry.has_loss:

@@ -80,19 +80,23 @@ class FirstValues:
         """Yield for each module id the share of the targets' variance that the values explain, over all learners."""
         for module_id, entries in self._values.items():
             columns = self._columns[module_id]
-            targets = columns[Columns.VALUE_TARGETS]
+            all_targets = columns[Columns.VALUE_TARGETS]
             mask = columns.get(Columns.LOSS_MASK)
-            values = targets.new_empty(0)
-            target = targets[:0]
+
+            # A learner that had only stand-ins takes part without rows.
+            values = all_targets.new_empty(0)
+            targets = all_targets[:0]
             if entries:
-                indices = [np.arange(len(targets)) if index is None else index for _, index in entries]
-                rows = torch.from_numpy(np.concatenate(indices)).to(targets.device)
+                indices = [np.arange(len(all_targets)) if index is None else index for _, index in entries]
+                rows = torch.from_numpy(np.concatenate(indices)).to(all_targets.device)
                 values = torch.cat([value for value, _ in entries])
-                target = targets[rows]
-                if values.shape != target.shape:
+                targets = all_targets[rows]
+                if values.shape != targets.shape:
                     continue  # a user's own loss may use `vf_preds` and `value_targets` for something else
                 if mask is not None:
                     values = values[mask[rows]]
-                    target = target[mask[rows]]
-            predictions, target = (tensor.cpu().numpy().reshape(-1) for tensor in (values, target))
-            yield module_id, reducer.explained_variance(predictions, target, counts=len(predictions) > 0)
+                    targets = targets[mask[rows]]
+
+            predictions = values.cpu().numpy().reshape(-1)
+            wanted = targets.cpu().numpy().reshape(-1)
+            yield module_id, reducer.explained_variance(predictions, wanted, counts=len(predictions) > 0)

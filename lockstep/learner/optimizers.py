@@ -139,7 +139,7 @@ class FlatParameters:
         """Return whether `gradients` are exactly the views of `grad`, in the order of the parameters."""
         return len(gradients) == len(self.params) and all(map(operator.is_, gradients, self.grad_views))
 
-    def take(self, gradients: Mapping[nn.Parameter, Tensor]) -> Sequence[Tensor]:
+    def gradients_from(self, gradients: Mapping[nn.Parameter, Tensor]) -> Sequence[Tensor]:
         """Return the gradients of the parameters, in order.
 
         If the dict holds exactly the views of `grad`, the result is the list `grad_views` itself. The caller can then
@@ -197,8 +197,8 @@ class FlatParameters:
         if param.shape != shape or param.dtype != self.data.dtype or param.device != self.data.device:
             raise ValueError(
                 f"{names.get(id(param), 'a parameter')} was {tuple(shape)} {self.data.dtype} on {self.data.device} "
-                f"when its optimizer was made, and is {tuple(param.shape)} {param.dtype} on {param.device}: it cannot "
-                "go on with it. Give it back its shape, dtype and device, or build the learner anew "
+                f"when its optimizer was made, and is {tuple(param.shape)} {param.dtype} on {param.device}: the "
+                "optimizer cannot continue. Give it back its shape, dtype and device, or build a new learner "
                 "(framework(dtype=) sets the dtype)"
             )
 
@@ -446,7 +446,7 @@ class RegisteredOptimizer:
             self.bad_gradient = torch.zeros_like(self.flat.grad)
         return self.bad_gradient
 
-    def take_bad_parameter(self) -> nn.Parameter | None:
+    def pop_bad_parameter(self) -> nn.Parameter | None:
         """Return the first parameter whose gradient was not finite since the last report, and clear that gradient."""
         if self.bad_gradient is None:
             return None
@@ -607,7 +607,7 @@ class OptimizerSet:
             gradients.update(entry.flat.grad_by_param)
         return gradients
 
-    def take_gradients(self, gradients: Mapping[nn.Parameter, Tensor]) -> None:
+    def copy_gradients(self, gradients: Mapping[nn.Parameter, Tensor]) -> None:
         """Copy gradients that are not views already into the flat gradients; `ValueError` if a parameter has none."""
         for entry in self:
             if entry.flat.are_views(gradients.values()):

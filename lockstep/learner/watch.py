@@ -241,7 +241,7 @@ def first_bad_tensor(
 ) -> tuple[RegisteredOptimizer, str]:
     """Return the optimizer and the name of the first tensor whose gradient was not finite."""
     # Each optimizer is asked, even after the first bad parameter: the call also clears the bad gradient that it keeps.
-    bad_parameters = [(entry, entry.take_bad_parameter()) for entry in optimizers]
+    bad_parameters = [(entry, entry.pop_bad_parameter()) for entry in optimizers]
     first_entry = bad_parameters[0][0]
     # The sum of a gradient can overflow although all its elements are finite. Then the first optimizer is named.
     entry, param = next((pair for pair in bad_parameters if pair[1] is not None), (first_entry, None))

@@ -300,7 +300,7 @@ class CompiledUpdate:
                 entry.flat.grad.copy_(gradient if entry.on_host else torch.ops.lockstep.separate(gradient))
                 by_param.update(zip(entry.flat.params, entry.flat.grad_views))
 
-            learner.optimizers.take_gradients(learner.postprocess_gradients(by_param))
+            learner.optimizers.copy_gradients(learner.postprocess_gradients(by_param))
             for entry in with_loss:
                 _adam_step_(self._scalars[entry.key].tensor, entry)
 
