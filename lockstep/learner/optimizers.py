@@ -198,7 +198,7 @@ class FlatParameters:
             raise ValueError(
                 f"{names.get(id(param), 'a parameter')} was {tuple(shape)} {self.data.dtype} on {self.data.device} "
                 f"when its optimizer was made, and is {tuple(param.shape)} {param.dtype} on {param.device}: the "
-                "optimizer cannot continue. Give it back its shape, dtype and device, or build a new learner "
+                "optimizer cannot continue. Give it back its shape, dtype and device, or build the learner again "
                 "(framework(dtype=) sets the dtype)"
             )
 

@@ -103,13 +103,13 @@ class ParameterWatch:
             if name not in now:
                 raise ValueError(
                     f"the parameter {name} is no longer in its module, but an optimizer has it; put it back, or build "
-                    "the learner anew with the module as it is"
+                    "the learner again with the module as it is"
                 )
             # A shared parameter has several names, under which there must be one parameter now as well.
             if successors.setdefault(param, now[name]) is not now[name]:
                 raise ValueError(
                     f"the parameter {name} was shared with another layer and is one of its own now; tie them again, or "
-                    "build the learner anew"
+                    "build the learner again"
                 )
         names = {id(param): name for name, param in now.items()}
         changes = {param: successor for param, successor in successors.items() if successor is not param}

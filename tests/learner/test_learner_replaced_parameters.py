@@ -489,7 +489,7 @@ def test_after_any_operations_an_update_equals_a_plain_loop_or_names_one(cls, op
         if name in SPOILING:
             before = plain.module.state_dict()
             SPOILING[name](learner.module[MODULE])
-            with pytest.raises(ValueError, match=rf"{MODULE}\.\w+\..* was \(.*build the learner anew"):
+            with pytest.raises(ValueError, match=rf"{MODULE}\.\w+\..* was \(.*build the learner again"):
                 learner.update_from_batch(MultiAgentBatch({MODULE: value_batch()}, 10))
             learner.module[MODULE].double()
             learner.module[MODULE].value_head.bias = nn.Parameter(torch.zeros(1, dtype=torch.float64))
