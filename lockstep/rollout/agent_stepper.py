@@ -103,8 +103,8 @@ class AgentStepper(Stepper):
     In each vector step a module acts once, in one batch, for all of its agents in all environments.
 
     A step is a step of the environment, however many agents act in it; in a turn-based environment one agent acts. The
-    seed of an episode depends on the number of its environment and on its number in that environment, so that it does
-    not depend on how long the episodes of other environments last. A collect that fails leaves nothing in the buffer.
+    seed of an episode depends on the index of its environment and on how many episodes that environment has begun
+    before, not on how long the episodes of other environments last. A collect that fails leaves nothing in the buffer.
 
     Args:
         policy: The policy, with an acting part for each module.
@@ -114,7 +114,7 @@ class AgentStepper(Stepper):
         with_logp: See `MultiAgentCollector`.
     """
 
-    steps_only_counting = True
+    steps_counting_envs_only = True
     env: AgentEnvs
 
     def __init__(
@@ -132,7 +132,7 @@ class AgentStepper(Stepper):
         self._agent_index = {agent: i for i, agent in enumerate(self.env.agents)}
         self.agents_of_modules = agents_of_modules(policy, self.env.observation_space, self.env.action_space)
         self.begun = np.zeros(self.num_envs, np.int64)
-        """`[B]` number of episodes that have begun in each environment. It names the seed of the next one."""
+        """`[B]` number of episodes that have begun in each environment. The seed of the next one depends on it."""
         self.with_logp = with_logp
         self._noise: dict[str, np.ndarray] = {}
         """Random numbers of the present run by module id, `[vector steps, environments, agents, ...]`."""
@@ -320,9 +320,11 @@ class AgentStepper(Stepper):
         for b in envs:
             self._step(b, env_actions[b], stored_actions[b], extras[b])
             if self.events is not None and (view := self._views[b]) is not None:
-                self._views[b] = None if view.is_done else view
                 self.events.step(view, b)
+                if view.is_done:
+                    self._views[b] = None
         if self.events is not None:
+            # Values that callbacks log from now on belong to the next step of the metrics.
             self.events.metrics.end_step()
         self.act_time += acted - ready
         self.episodes.vector_steps += 1
@@ -335,6 +337,8 @@ class AgentStepper(Stepper):
         if self.events is not None and self.events.needs_episodes:
             for b in envs:
                 whole_episode = self.adapters[b].whole_episode
+                # An episode without a step is new. A running one without a view began before these callbacks were set,
+                # and they do not get it.
                 if self._views[b] is None and whole_episode is not None and whole_episode.env_t == 0:
                     view = self._views[b] = MultiAgentEpisodeView(whole_episode)
                     self.events.start(view, b)
@@ -368,7 +372,7 @@ class AgentStepper(Stepper):
         for agent, reward in rewards.items():
             self._agent_returns[b, self._agent_index[agent]] += float(reward)
         self.episodes.lengths[b] += 1
-        self.episodes.taken[b] += 1
+        self.episodes.steps_taken[b] += 1
         if self.adapters[b].episode.is_done:
             self._add_piece(b)
             self.episodes.returns[b] = self._agent_returns[b].sum()
@@ -377,7 +381,8 @@ class AgentStepper(Stepper):
             self._agent_modules_ended.append(tuple(module_ids.get(agent, "") for agent in self.env.agents))
             self._agent_returns[b] = 0.0
             self._is_running[b] = False
-            # 0: `_vector_step` counts each vector step by itself, and the present one is the next to be counted.
+            # The step of `end` is counted from `episodes.vector_steps`, which `_vector_step` raises after each vector
+            # step. So the present one is always step 0.
             self.episodes.end(b, 0)
 
     def _act(self, module_id: str, rows: Rows, k: int) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
@@ -467,7 +472,7 @@ class AgentStepper(Stepper):
 
     def reseed(self, streams: RandomStreams) -> None:
         super().reseed(streams)
-        # These numbers name the seeds of episodes, and start again with the new streams.
+        # The seeds of episodes depend on these numbers, which start again with the new streams.
         self.begun[:] = 0
 
     def get_state(self) -> dict[str, Any]:
@@ -483,7 +488,8 @@ class AgentStepper(Stepper):
         if connectors:
             state["remembered"] = connectors
         state["agent_returns"] = self._agent_returns.copy()
-        state["states"] = [[*map(list, states.items())] for states in self._states]
+        # Pairs instead of dicts, because an agent's id need not be a string.
+        state["states"] = [_as_pairs(states) for states in self._states]
         return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -549,6 +555,11 @@ def part_of(policy: LearningPolicy, module_id: str, agent: AgentID) -> ActingPar
         raise KeyError(f"agent {agent!r} is mapped to the module {module_id!r}; there are {sorted(policy.acting)}")
     part: ActingPart = policy.acting[module_id]
     return part
+
+
+def _as_pairs(states: Mapping[AgentID, State]) -> list[list[Any]]:
+    """Return the recurrent states of one environment's agents as a list of `[agent, state]`."""
+    return [[agent, state] for agent, state in states.items()]
 
 
 def _row(state: Mapping[str, np.ndarray], row: int) -> State:

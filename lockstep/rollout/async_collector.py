@@ -19,9 +19,9 @@ class AsyncCollector(Collector):
 
     It is for training from a replay buffer; evaluation does not accept it.
 
-    `collect(n_step=n)` returns when exactly `n` transitions are stored, for any `n`. Steps of other environments that
-    are not finished then belong to the next collect. So fast environments contribute more transitions than slow ones,
-    an action may be chosen by weights that are one update old, and a run cannot be repeated bit for bit.
+    `collect(n_step=n)` returns when exactly `n` transitions are stored, for any `n`. Other environments may still be in
+    the middle of a step; the next collect stores these steps. So fast environments contribute more transitions than
+    slow ones, an action may be chosen by weights that are one update old, and a run cannot be repeated bit for bit.
     `collect(n_episode=n)` begins new episodes, and the first `n` that start count.
 
     Unfinished steps cannot be saved: their episodes are cut at a checkpoint.

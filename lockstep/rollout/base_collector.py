@@ -248,7 +248,7 @@ class BaseCollector(CollectorTraits):
         if then is not None and not self.launches_updates:
             raise ValueError(f"then={then!r} is for steps on a device, which a TensorCollector takes; leave it out")
 
-        if n_step is not None and self.whole_episodes and not self.stepper.steps_only_counting:
+        if n_step is not None and self.whole_episodes and not self.stepper.steps_counting_envs_only:
             if reset_before_collect is False:
                 raise ValueError("reset_before_collect=False: whole episodes begin with the collect; leave it out")
             return self._collect_rounds(amount, random)
@@ -353,7 +353,7 @@ class BaseCollector(CollectorTraits):
                 self._collect_episodes(n_episode)
             elif counts_resets:
                 self._collect_vector_steps(amount)
-            elif self.whole_episodes and stepper.steps_only_counting:
+            elif self.whole_episodes and stepper.steps_counting_envs_only:
                 self._collect_shares(amount)
             else:
                 self._collect_steps(amount)
@@ -414,18 +414,18 @@ class BaseCollector(CollectorTraits):
         """Run the stepper until the first `n_episode` episodes that start have ended.
 
         With fewer episodes than environments only the first environments count. With more, an environment whose
-        episode ends takes the next of the `to_start` episodes.
+        episode ends takes the next of the `num_to_start` episodes.
         """
-        self.stepper.episodes.to_start = max(0, n_episode - self.num_envs)
+        self.stepper.episodes.num_to_start = max(0, n_episode - self.num_envs)
         self._collect_counting(np.arange(self.num_envs) < n_episode)
 
     def _collect_shares(self, n_step: int) -> None:
         """Collect whole episodes of each environment until it has taken its share of `n_step`."""
         episodes = self.stepper.episodes
-        episodes.share = -(-n_step // self.num_envs)
-        episodes.taken[:] = 0
+        episodes.min_steps = -(-n_step // self.num_envs)
+        episodes.steps_taken[:] = 0
         self._collect_counting(np.ones(self.num_envs, bool))
-        episodes.share = 0
+        episodes.min_steps = 0
 
     def _collect_counting(self, counting: np.ndarray) -> None:
         """Run the stepper until no environment has a running episode that counts.

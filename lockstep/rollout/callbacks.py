@@ -335,12 +335,12 @@ class EpisodeRecorder:
             self._episodes[b] = None
         self.events.step(self._views[b], b)
 
-    def leave(self, b: int) -> None:
-        """Stop the recording of the running episode of row `b`."""
+    def stop_recording(self, b: int) -> None:
+        """Stop recording the running episode of row `b`. Recording begins again with the next episode."""
         self._episodes[b] = None
 
-    def drop(self, b: int, obs: Any) -> None:
-        """Discard the episode of row `b`, which was reset. The next episode begins with that row of `obs`."""
+    def restart(self, b: int, obs: Any) -> None:
+        """Discard the episode of row `b`, whose environment was reset. Row `b` of `obs` begins the next episode."""
         self._episodes[b] = None
         self._firsts[b] = self._first(obs, b)
 
@@ -351,10 +351,10 @@ class EpisodeRecorder:
         for b in range(self.env.num_envs):
             # A row that only reset its environment, or whose environment was lost: no step, but a first observation.
             if result.valid is not None and not result.valid[b]:
-                self.drop(b, result.obs)
+                self.restart(b, result.obs)
                 continue
             if b not in counted:
-                self.leave(b)
+                self.stop_recording(b)  # `take` then adds no step, but notes the first observation of the next episode
             obs = _row(final_obs, final_index[b]) if b in final_index else _row(result.obs, b)
             self.take(
                 b,

@@ -26,8 +26,9 @@ class EnvRunnersSection(Section[ConfigT]):
     """Number of environments of each runner. `num_envs` of `lockstep train` and `lockstep.train` is the number of
     environments of all runners."""
     vectorize_mode: Literal["auto", "sync", "async", "vector", "envpool"] = "auto"
-    """Implementation that steps the environments of a runner; "auto" is Lockstep's own vectoriser in the runner's
-    process."""
+    """Implementation that steps the environments of a runner: "sync" (one after the other, in the runner's process),
+    "async" (each in its own process), "vector" (a vector environment that exists for this id) or "envpool". "auto" is
+    "vector" for Atari ids and "sync" for all others."""
     rollout_fragment_length: int | None = option(None, ge=1)
     """Number of vector steps before an update; with asynchronous sampling, of one fragment. Defaults to the train batch
     size divided by the number of environments of all runners; with a replay buffer, to the number of vector steps that

@@ -52,11 +52,12 @@ class EnvRunner:
         env: The runner's environments.
         index: Index of the runner.
         num_runners: Number of runners, each with the same number of environments.
-        generation: Number of the random streams; each generation of a runner has different ones.
+        generation: Number of earlier runners with this index that were lost and whose random streams must not be
+            repeated. Each generation has different streams.
         streams: Random streams of all runners.
         explore: Whether actions are sampled; otherwise the most likely ones are taken.
         epsilon: Probability of a random action; see `Collector`.
-        stores: Whether steps are stored. Without, for evaluation, samples are `UnstoredFragment`s.
+        stores: Whether steps are stored. With False, for evaluation, samples are `UnstoredFragment`s.
         with_logp: Whether fragments contain the log-probability of each action under the weights that acted. Not for
             policies with recurrent layers.
         with_states: Whether fragments contain the recurrent state before each row.

@@ -88,9 +88,9 @@ class EvaluationSink(FragmentSink):
         self.group.renew()
         result.num_steps = sum(length for _, length in result.episodes)
         if self.agents_of_modules:
-            # Runners of several agents seed each episode by its number in its environment, and they have begun episodes
-            # that did not count. One collector would not have begun these, and the next evaluation has to get the seeds
-            # that it would get there.
+            # Runners of several agents seed an episode by how many its environment has begun before. They have begun
+            # episodes that did not count, which one collector of all environments would not have begun. So that the
+            # next evaluation gets the same seeds as with one collector, only the counted episodes are counted as begun.
             self.group.foreach_env_runner(MultiAgentEnvRunner.seed_after_counted, num_counted)
         return result
 

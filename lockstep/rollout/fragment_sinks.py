@@ -75,7 +75,7 @@ class FragmentSink(ABC):
         """Sample and take in the fragments of one collect, and return its episodes and steps.
 
         Args:
-            sample: Function that returns the next fragments. What it raises is passed on.
+            sample: Function that returns the next fragments. Its exceptions are passed on.
             n_step: Number of steps; None to collect episodes.
             n_episode: Number of episodes; None to collect steps.
             version: Version of the policy's present weights.

@@ -28,7 +28,7 @@ class Fragment:
     weights_seq_no: int
     """Version of the weights that acted."""
     begins: np.ndarray
-    """`[k]` bool, environments that begin a new episode with the first row: it does not continue earlier fragments."""
+    """`[k]` bool, environments whose first row begins a new episode, rather than continuing the last fragment."""
     obs: Tree
     """`[T + 1, k, ...]` observations; the last row follows the last step."""
     actions: np.ndarray
@@ -152,7 +152,8 @@ class Fragment:
         rows = slice(first, first + size)
         for target, source in zip(leaves(store.obs), leaves(self.obs)):
             target[rows, envs] = source[:size]
-            # The last observation belongs behind the rows of the longest fragment, where the next ones continue.
+            # The last observation belongs behind the rows of the longest fragment: later fragments begin there, and act
+            # on it first.
             target[first + num_steps, envs] = source[size]
         for name in ("actions", "rewards", "terminateds", "truncateds"):
             getattr(store, name)[rows, envs] = getattr(self, name)
@@ -281,8 +282,9 @@ def append_fragments(fragments: Sequence[Fragment], store: RolloutStore, *, by_r
     for index, obs in _last_observations(fragments, env_slices, store.num_envs):
         store.final_index.append(first * store.num_envs + index)
         store.final_obs.append(obs)
-        # An episode that is neither terminated nor truncated here was cut: its environment was lost or reset, or its
-        # fragment is shorter than the rollout. The rows after it are not its own.
+        # `index` has the rows at which episodes ended, all of one vector step, so `t` has the same value everywhere. An
+        # episode that is neither terminated nor truncated there was cut: its environment was lost or reset, or its
+        # fragment is shorter than the rollout. The rows after it belong to another episode or are padding.
         t, envs_ended = divmod(store.final_index[-1], store.num_envs)
         cut_envs = envs_ended[~(store.terminateds[t, envs_ended] | store.truncateds[t, envs_ended])]
         if cut_envs.size:
@@ -299,6 +301,8 @@ def append_fragments(fragments: Sequence[Fragment], store: RolloutStore, *, by_r
             for name in fragments[0].states
         }
         store.states += [{name: leaf[t] for name, leaf in states.items()} for t in range(num_steps)]
+    # Only runners that sample while the policy learns return log-probabilities, and their rollout is written in one
+    # call.
     if first == 0 and all(fragment.action_logp is not None for fragment in fragments):
         logp = [fragment.action_logp for fragment in fragments]
         store.action_logp = _side_by_side(logp, env_slices, num_steps, store.num_envs)

@@ -19,8 +19,8 @@ class MultiAgentCollector(BaseCollector):
     In each vector step a module acts once, in one batch, for all of its agents in all environments.
 
     A step is a step of the environment, however many agents act in it; in a turn-based environment one agent acts. An
-    agent's action is part of the piece of the episode that has the agent's next observation: if it is still missing
-    when a collect ends, the action is stored in the next collect. Each agent has a return; the return of an episode is
+    agent's action is stored together with the agent's next observation. If that has not come when a collect ends, the
+    next collect stores both. Each agent has a return; the return of an episode is
     their sum, unless a trainer's `reward_metric` defines another.
 
     In a collect of whole episodes only the environments whose episode counts are stepped. A collect that fails leaves
@@ -40,8 +40,8 @@ class MultiAgentCollector(BaseCollector):
         streams: Random streams, instead of `seed`.
         place: `(first, total)` if several collectors share `total` environments. The random numbers of an environment
             depend only on its index among all of them.
-        whole_episodes: Whether `collect(n_step=...)` collects whole episodes: as many in each environment as have its
-            share of the steps.
+        whole_episodes: Whether `collect(n_step=...)` collects whole episodes. Each environment begins new ones until
+            it has taken `n_step / num_envs` steps, and ends its last one.
         with_logp: Whether episodes contain the log-probability of each action under the weights that acted, and the
             version of these weights. Not for policies with recurrent layers.
     """

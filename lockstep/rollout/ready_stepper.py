@@ -40,6 +40,7 @@ class ReadyStepper(VectorStepper):
     has_vector_steps = False
 
     def __init__(self, policy: ActingLike, env: object, streams: RandomStreams) -> None:
+        # Plain actions are arrays: not those of a Dict or Tuple space.
         if not isinstance(env, WorkerVectorEnv) or not isinstance(env.action_space, ARRAY_SPACES):
             raise ValueError(
                 "AsyncCollector needs environments in processes of their own, with plain actions; give "
@@ -174,10 +175,10 @@ class ReadyStepper(VectorStepper):
         for answer in arrived:
             b = answer.row
             if answer.lost:
-                recorder.drop(b, next_obs)
+                recorder.restart(b, next_obs)
                 continue
             if counting is not None and not counting[b]:
-                recorder.leave(b)
+                recorder.stop_recording(b)  # `take` then adds no step, but notes where the next episode begins
             obs = rows_of(next_obs, b) if answer.final_obs is None else rows_of(answer.final_obs, 0)
             recorder.take(
                 b,

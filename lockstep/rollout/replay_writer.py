@@ -22,9 +22,10 @@ from lockstep.rollout.errors import check_finite
 class ReplayWriter(RolloutStore):
     """Rollout store in front of a `ReplayBuffer`: it holds one piece of a collect, then adds it to the buffer.
 
-    The transitions of a vector step are known only when the next observation is. So `end` adds the piece when the
-    observation after its last step is known: with the true final observation of each ended episode, and without rows
-    that only reset an environment or do not count. Then the store is empty again.
+    A transition contains its next observation. So a collector writes all steps of a piece first, and then calls `end`
+    with the observation after the last one. `end` adds the transitions to the buffer and empties the store. Where an
+    episode ended, the next observation of the transition is the true final observation. Rows that only reset an
+    environment or do not count are not added.
 
     Args:
         buffer: The replay buffer, with one sub-buffer for each environment.
@@ -91,7 +92,8 @@ class ReplayWriter(RolloutStore):
         self.clear()
         self._replay.reset(keep_statistics)
         if not keep_statistics:
-            # The next rows of running episodes are in the middle of an episode, although the buffer is empty.
+            # The next rows of running episodes are in the middle of an episode, although the buffer is empty. With
+            # `keep_statistics` the buffer itself remembers which episodes are running.
             self._replay.cut(np.flatnonzero(running), goes_on=True)
 
     def leave_out(self, envs: np.ndarray, ended: np.ndarray) -> None:
@@ -213,7 +215,8 @@ class ReplayWriter(RolloutStore):
     def set_state(self, state: Any) -> None:
         """Restore the state that `get_state` returned. The store is empty, as it is between any two collects.
 
-        The next rows continue those in the buffer only if it is the buffer of that state, with as many rows added.
+        The next rows continue the episodes in the buffer only if as many rows have been added to it as when the state
+        was saved; otherwise it is another buffer, or somebody else has written to it.
         """
         self.added = int(state["added"])
         self._empty()
@@ -331,7 +334,8 @@ class PieceWriter:
         """
         if self._buffer is None:
             return
-        # An open episode whose environment begins a new one was abandoned: no later piece will end it.
+        # An open episode whose environment begins a new one was abandoned: no later piece will end it. Of several
+        # pieces of an environment the dict keeps the first, because it is written last in reversed order.
         first_pieces = {b: piece for piece, b in reversed(pieces)}
         for b in sorted(first_pieces.keys() & self._open):
             if first_pieces[b].env_t_started == 0:
@@ -346,7 +350,10 @@ class PieceWriter:
         self._added = self._num_added()
 
     def _note_actions(self, buffer: AgentBuffer) -> None:
-        """Note in each module's replay buffer the form of its actions. Raises `ValueError` as `take_actions_of`."""
+        """Note in each module's replay buffer the form of its actions (`ActionForm`: space, and whether rescaled).
+
+        Raises `ValueError` as `take_actions_of`.
+        """
         for module_id, replay in buffer.replays().items():
             take_actions_of(self._parts[module_id], replay)
 
@@ -381,8 +388,8 @@ def take_actions_of(part: Any, buffer: ReplayBuffer) -> None:
     if len(buffer) and buffer.action_form != form:
         raise ValueError(
             f"the buffer holds {describe_actions(buffer.action_form)}, and the policy learns from "
-            f"{describe_actions(form)}; collect into one made with action_form=policy.action_form, which "
-            "extend(buffer.to_batch()) fills, or set buffer.action_form where its actions are the policy's already"
+            f"{describe_actions(form)}; make a new buffer with action_form=policy.action_form and copy the rows with "
+            "new.extend(buffer.to_batch()), or set buffer.action_form where its actions are the policy's already"
         )
     buffer.action_form = form
 

@@ -116,8 +116,8 @@ class _Request:
     value: Any = None
     """The answer, once the request is done."""
     publication: int | None = None
-    """Number of the publication whose weights answer the request. It is fixed when the request is sent first, so that a
-    successor answers with the same weights."""
+    """Number of the `set_weights` call whose weights the runner acts with for this request. It is fixed when the
+    request is sent first, so that a successor acts with the same weights."""
     weights: Any = None
     """Weights of that publication, as a backend's `put` returned them."""
 
@@ -129,7 +129,7 @@ class _RunnerRecord:
     generation: int = 0
     """Number of the random streams of the runner; it grows where a successor cannot continue the state."""
     publication: int = 0
-    """Number of the publication whose weights the runner was sent last."""
+    """Number of the `set_weights` call whose weights the runner was sent last."""
     has_answered: bool = False
     """Whether the present process has answered a request."""
     is_successor: bool = False
@@ -151,15 +151,15 @@ class EnvRunnerGroup:
     without waiting; `ready` returns the fragments that have arrived.
 
     Weights: `set_weights` stores the weights once where all runners can read them. Each runner takes them with its next
-    request, so that new weights cost no round trip. The learner computes the statistics of observation normalisers, as
-    it sees the raw rows of all runners, and they travel with the weights; runners need no statistics.
-    Rewards are scaled in the learner only. So no statistics have to be merged.
+    request, so that new weights cost no round trip. The learner computes the statistics of observation normalisers,
+    because it sees the raw rows of all runners, and sends them with the weights. Rewards are scaled in the learner
+    only. So runners compute no statistics, and none have to be merged.
 
     Lost runners: a runner that dies, or takes longer than `section.sample_timeout_s`, is replaced. Each answer contains
     the runner's state. The successor restores the last state and answers the same requests with the same weights, so
     that the run continues bit for bit as without the loss. If the environments do not support saving their state, the
-    successor has new random streams and begins new episodes; and so does the next one if a successor is lost before its
-    first answer, because the request itself may be the cause.
+    successor has new random streams and begins new episodes. The same happens if a successor is lost before its first
+    answer: the saved state or the request may have ended it, so the next successor does not repeat them exactly.
 
     Args:
         backend: The place where the runners live.
@@ -298,6 +298,7 @@ class EnvRunnerGroup:
             num_each, remainder = divmod(num_episodes or 0, number)
             shares = [(None, num_each + (i < remainder)) for i in range(number)]
 
+        # In a synchronous collect all runners begin new episodes if one of them has to, as one collector would.
         options = {"random": random, "renew": bool(self._to_renew)}
         # If one runner fails, the others have taken steps that nobody collects: all of them must begin new episodes.
         self.renew()
@@ -306,7 +307,8 @@ class EnvRunnerGroup:
         ]
         fragments: list[AnyFragment] = self._gather(requests)
         if num_episodes is None:
-            # After whole episodes this stays: other environments are in the middle of episodes that are not stored.
+            # After a collect by episodes `_to_renew` stays: environments that did not count any more are in the middle
+            # of episodes that are not stored.
             self._to_renew.clear()
         return fragments
 

@@ -24,8 +24,12 @@ class RunningEpisodes:
 
     A stepper adds to `returns` and `lengths` and calls `end`. A collector sets which episodes count and reads `ended`.
 
-    In a collect of whole episodes the first N that *start* count. Counting the first N that *end* instead would favour
-    short episodes and bias the mean return.
+    In a collect of whole episodes an environment *counts* (`counting`) while its running episode is part of the
+    collect. There are two rules for its next episode:
+
+    - collect by episodes: the first N episodes that *start* count. The next episode counts if `num_to_start` is
+      above 0. Counting the first N that *end* instead would favour short episodes and bias the mean return;
+    - collect by steps: the next episode counts while the environment has taken less than `min_steps` steps.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -36,8 +40,8 @@ class RunningEpisodes:
         self.is_begun = False
         """Whether there are running episodes that the next collect can continue."""
         self.left_open = False
-        """Whether the last collect, one of whole episodes, left other episodes running. Their first steps are not
-        stored, so that the next collect has to begin new ones."""
+        """Whether the last collect was one by episodes. Environments that did not count any more are then in the middle
+        of episodes whose first steps are not stored, so that the next collect has to begin new ones."""
         self.ended: list[EndedEpisode] = []
         """Episodes that have ended in this collect and count."""
         self.vector_steps = 0
@@ -47,13 +51,13 @@ class RunningEpisodes:
         """Number of steps of this collect that count. A collector adds the steps of each run."""
         self.counting: np.ndarray | None = None
         """`[B]` bool, whether the running episode of each environment counts; None if all episodes count."""
-        self.to_start = 0
+        self.num_to_start = 0
         """Number of episodes that count and have not begun, in a collect by episodes."""
-        self.share = 0
-        """Number of steps that each environment takes in whole episodes; 0 in a collect by episodes, where `to_start`
-        decides which episodes count."""
-        self.taken = np.zeros(num_envs, np.int64)
-        """`[B]` number of steps of each environment since `share` was set."""
+        self.min_steps = 0
+        """Smallest number of steps of each environment, in a collect of whole episodes by steps; otherwise 0."""
+        self.steps_taken = np.zeros(num_envs, np.int64)
+        """`[B]` number of steps of each environment since `min_steps` was set. Only a stepper whose environments can
+        wait for each other counts them (`Stepper.steps_counting_envs_only`)."""
         self.on_done: Callable[[int, float, int], None] | None = None
         """Hook `on_done(env_index, episode_return, length)`, called for each episode that ends and counts."""
 
@@ -63,7 +67,7 @@ class RunningEpisodes:
         self.vector_steps = 0
         self.num_steps = 0
         self.counting = None
-        self.share = 0
+        self.min_steps = 0
         self.on_done = on_done
 
     def forget(self) -> None:
@@ -88,15 +92,14 @@ class RunningEpisodes:
         if self.counting is not None:
             if not self.counting[b]:
                 return
-            self.counting[b] = self._next_episode_counts(b)
+            self.counting[b] = self._admit_next_episode(b)
         self.ended.append(episode)
         if self.on_done is not None:
             self.on_done(b, episode.episode_return, episode.length)
 
-    def _next_episode_counts(self, b: int) -> bool:
-        """Return whether the next episode of environment `b` counts. In a collect by episodes it takes one of
-        `to_start`."""
-        if self.share:
-            return bool(self.taken[b] < self.share)
-        self.to_start -= 1
-        return self.to_start >= 0
+    def _admit_next_episode(self, b: int) -> bool:
+        """Return whether the next episode of environment `b` counts, and subtract it from `num_to_start`."""
+        if self.min_steps:
+            return bool(self.steps_taken[b] < self.min_steps)
+        self.num_to_start -= 1
+        return self.num_to_start >= 0

@@ -28,7 +28,8 @@ class SampleSchedule(ABC):
     """
 
     by_runner: ClassVar[bool] = True
-    """Whether each fragment is stored in the columns of its runner's environments, rather than in order of arrival."""
+    """Whether each fragment is stored in the columns of its runner's environments, rather than in the order in
+    which `fragments` returns them."""
 
     def __init__(self, group: EnvRunnerGroup) -> None:
         self.group = group
@@ -150,7 +151,8 @@ class AsynchronousSampling(SampleSchedule):
 
     @property
     def num_envs(self) -> int:
-        """Number of environments side by side in one rollout, in which a runner's may occur several times."""
+        """Number of columns of one rollout. An environment has several columns if the rollout has several fragments of
+        its runner."""
         return self.fragments_per_batch * self.envs_per_runner
 
     @property
@@ -265,8 +267,8 @@ class FixedLag(AsynchronousSampling):
         requested = Counter(i % num_runners for i in range(first, first + number * (self.max_lag + 1)))
         waiting = Counter(fragment.runner for fragment in self.waiting)
         for index in range(num_runners):
-            # In the middle of a run these are the fragments of the last of these rollouts. At the start, after an error
-            # and after a restore, fragments of the rollouts before it are missing too.
+            # Usually only the fragments of the rollout in `max_lag` updates are missing. At the start of a run, after
+            # an error and after a restore, fragments of earlier rollouts are missing too.
             for _ in range(requested[index] - waiting[index] - self.group.num_asked(index)):
                 self.group.ask(index, self.steps_per_fragment)
 
@@ -274,7 +276,8 @@ class FixedLag(AsynchronousSampling):
         while needed - Counter(fragment.runner for fragment in self.waiting):
             self.take(self.group.ready(WAIT_S))
 
-        # The waiting fragments of one runner are in the order in which it sampled them.
+        # The waiting fragments of one runner are in the order in which it sampled them. The rollout takes them in
+        # turns: the first fragment of each runner, then the second of each.
         chosen: list[tuple[int, int, StoredFragment]] = []
         still_waiting = []
         num_chosen = Counter[int]()

@@ -63,7 +63,7 @@ class Stepper(ABC):
     """Whether `run` takes whole vector steps, so that a collect may have more steps than were requested."""
     has_vector_steps: ClassVar[bool] = True
     """Whether all environments take their steps together."""
-    steps_only_counting: ClassVar[bool] = False
+    steps_counting_envs_only: ClassVar[bool] = False
     """Whether a collect of whole episodes steps only the environments whose episode counts."""
     agents_of_modules: Mapping[str, list[Any]]
     """Agents of each module, by module id; empty for an environment with a single agent."""
@@ -79,7 +79,8 @@ class Stepper(ABC):
         self.env: Any = env
         self.streams = streams
         self.num_resets = 0
-        """Number of resets since the random streams were set. It names the seeds of the next reset."""
+        """Number of resets since the random streams were set. It is part of the name of the stream that the seeds of
+        the next reset are drawn from."""
         self.num_envs: int = env.num_envs
         """Number of environments of this stepper."""
         first, total = place or (0, self.num_envs)
@@ -113,7 +114,7 @@ class Stepper(ABC):
 
     @abstractmethod
     def empty_buffer(self, keep_statistics: bool) -> None:
-        """Remove all steps from the buffer. `keep_statistics`: see `ReplayBuffer.reset`."""
+        """Remove all steps from the buffer. `keep_statistics`: see `BaseCollector.reset_buffer`."""
 
     def set_events(self, events: EnvironmentEvents | None) -> None:
         """Replace the dispatcher to the callbacks that handle events of environments."""
@@ -147,9 +148,10 @@ class Stepper(ABC):
     def run(self, most: int) -> int:
         """Take and store steps, and return the number of those that count.
 
-        A run is at most `CHUNK` vector steps, or the steps of the environments that are ready, and about `most` steps
-        in all. On a device a run is the whole collect, whatever `most` is; it is only launched here, and `end_collect`
-        waits for it.
+        How many steps a run takes depends on the stepper. If all environments step together, it takes `most` steps
+        rounded up to whole vector steps, and at most `CHUNK` vector steps. If environments step when they are ready, it
+        takes one step of each ready one, and at most `most`. On a device a run is the whole collect, whatever `most`
+        is; it is only launched here, and `end_collect` waits for it.
 
         In a collect by episodes only steps of the environments in `episodes.counting` count, and the run ends as soon
         as no environment counts.

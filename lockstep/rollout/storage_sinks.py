@@ -47,8 +47,9 @@ class StorageSink(FragmentSink):
             agent_returns += part.agent_returns
             agent_modules += part.agent_modules
 
-        # Sort the episodes by the step in which they ended, as one collector of all environments returns them. In a
-        # collect of whole episodes `ended_in_step` has other episodes too, and then the runners' order stays.
+        # Sort the episodes by the step in which they ended, as one collector of all environments returns them. A
+        # fragment of whole episodes also has ends of episodes that do not count (its `ended_in_step` is then longer
+        # than its `returns`). These cannot be matched, and the episodes stay in the order of the runners.
         if all(len(fragment.ended_in_step) == len(fragment.stats.returns) for fragment in fragments):
             order = np.argsort(np.concatenate([fragment.ended_in_step for fragment in fragments]), kind="stable")
             episodes = [episodes[i] for i in order]
@@ -78,7 +79,7 @@ class StepStorageSink(StorageSink):
     """Sink that writes fragments of one agent into a `RolloutStore` or a `ReplayBuffer`.
 
     If the schedule is `by_runner`, each fragment is written to the environments of its runner. Otherwise fragments are
-    written side by side in the order in which they arrive.
+    written side by side in the order in which the schedule returns them.
     """
 
     def __init__(self, policy: LearningPolicy, schedule: SampleSchedule) -> None:
@@ -95,6 +96,7 @@ class StepStorageSink(StorageSink):
         if self._store is not None:
             append_fragments(fragments, self._store, by_runner=self._by_runner)
             _drop_present_logp(version, self._store)
+        # Otherwise a column has fragments of changing runners, and each rollout is independent of the one before.
         if self._by_runner:
             for fragment in fragments:
                 first = fragment.runner * fragment.num_envs
@@ -143,8 +145,9 @@ class StepStorageSink(StorageSink):
 
         The state of another number of environments is ignored: new episodes begin then.
         """
-        # Which environments had ended is not saved. False is the safe side: a row that is taken for the middle of an
-        # episode only loses its first stacks of frames, while one that is taken for the beginning gets wrong ones.
+        # It is not saved whether the next row of an environment begins an episode. False is the safe assumption. If it
+        # is wrong, the first stacks of frames of an episode are not drawn. If True is wrong, stacks are filled up as at
+        # the beginning of an episode, and their frames are wrong.
         self._ended[:] = False
         if self._store is None or state is None:
             return

@@ -16,8 +16,9 @@ from lockstep.state.streams import RandomStreams
 class TensorCollector(BaseCollector):
     """Collector of tensor environments, which stores steps on their device without a copy to the host.
 
-    Every collect takes the same number of vector steps. On a CUDA device whose operations can be captured, the third
-    collect captures them in a graph, and later collects are one launch. Only the returns and lengths of ended episodes
+    Every collect takes the same number of vector steps. On a CUDA device, and if the environments' operations can be
+    captured, the first two collects warm up, the third one captures the steps in a CUDA graph, and later collects are
+    one launch. Only the returns and lengths of ended episodes
     are copied to the host.
 
     `collect` raises `ValueError` for another amount, for episodes, and for random actions into a rollout.
@@ -32,12 +33,14 @@ class TensorCollector(BaseCollector):
         replay: `capacity`, `n_step` and `gamma` of a `TensorReplay` to store steps in. Defaults to a `TensorRollout`.
         seed: Seed of the collector's random streams.
         streams: Random streams, instead of `seed`.
-        share: Share of the environments of several ranks. Each rank has a collector, and all ranks make the same calls.
-            Rows, actions, statistics and state then equal the results of one collector with all environments.
+        share: The part of all environments that this rank has, if several ranks (processes) share them. Each rank has
+            a collector, and all ranks make the same calls. Rows, actions, statistics and state then equal the results
+            of one collector with all environments.
 
     Raises:
-        ValueError: `share` is one of several, and the environments do not draw random numbers by rows (`TensorEnv`
-            does); or the environments and the network are on different devices.
+        ValueError: Several ranks share the environments, and these do not draw random numbers for the rows of all ranks
+            (as `TensorEnv.draw` does, so that a row gets the same numbers with any number of ranks); or the
+            environments and the network are on different devices.
     """
 
     launches_updates = True
@@ -81,5 +84,5 @@ class TensorCollector(BaseCollector):
 
     @property
     def share(self) -> RowShare:
-        """Share of the environments of several ranks."""
+        """The part of all environments that this rank has."""
         return self.stepper.share

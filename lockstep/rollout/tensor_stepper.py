@@ -33,9 +33,9 @@ Rows = TypeVar("Rows", np.ndarray, Tensor)
 class TensorStepper(Stepper):
     """Stepper of tensor environments, which stores steps in a buffer on their device without a copy to the host.
 
-    `run` launches all vector steps of a collect at once. On a CUDA device whose operations can be captured, the third
-    collect captures them in a graph, and later collects are one launch. `end_collect` waits for the device and reads
-    which episodes ended. In between, an update can be launched on the same device.
+    `run` launches all vector steps of a collect at once. On a CUDA device, and if the environments' operations can be
+    captured, the third collect captures them in a graph, and later collects are one launch. `end_collect` waits for the
+    device and reads which episodes ended. In between, an update can be launched on the same device.
 
     With several ranks, amounts and statistics refer to the environments of all ranks.
 
@@ -45,11 +45,11 @@ class TensorStepper(Stepper):
         streams: Random streams for the seeds of episodes and for exploration.
         num_steps: Number of vector steps of each collect.
         replay: Keyword arguments of a `TensorReplay` to store steps in; None for a `TensorRollout`.
-        share: Share of the environments of all ranks; see `TensorCollector`.
+        share: The part of all environments that this rank has; see `TensorCollector`.
 
     Raises:
-        ValueError: Environments and network are on different devices, or `share` is one of several and the environments
-            do not draw random numbers by rows.
+        ValueError: Environments and network are on different devices, or several ranks share environments that do not
+            draw random numbers for the rows of all ranks.
     """
 
     rounds_up = False
@@ -98,7 +98,8 @@ class TensorStepper(Stepper):
         """`[B, ...]` observations that the next step acts on, always at the same address, which a graph reads."""
         first_actions = self._act(part, first_obs)
         self.is_replay = replay is not None
-        """Whether steps are stored in a `TensorReplay`. Only then actions may be random: a rollout is on-policy."""
+        """Whether steps are stored in a `TensorReplay`. Only then actions may be random: an on-policy
+        algorithm learns from a rollout, whose actions have to come from the policy."""
         self._buffer: TensorRollout | TensorReplay
         if replay is None:
             self._buffer = TensorRollout(num_steps, first_obs, first_actions, share)
@@ -173,7 +174,7 @@ class TensorStepper(Stepper):
         self._buffer.begin_collect(self.policy.weights_seq_no)
 
     def run(self, most: int) -> int:
-        """Launch all vector steps of a collect, and return their number of steps. `most` is ignored."""
+        """Launch all vector steps of a collect, and return the number of steps in them. `most` is ignored."""
         self._collecting = self.captured(self.mode.explores, random=self.mode.random)
         self._counts, self._returns_and_lens = self._collecting()
         self._buffer.count(self.num_steps)
@@ -191,7 +192,7 @@ class TensorStepper(Stepper):
             returns, lens, num_bad = self._gather_ended(returns, lens, num_bad)
         if self.mode.raise_on_nan and num_bad:
             self._refuse_first_bad_row()
-            # This rank has no such value.
+            # Not reached if this rank has such a value: the call above has raised then.
             raise MalformedBufferError(
                 f"{num_bad} numbers among the observations and rewards of a collect are not finite, in environments of "
                 "other ranks; look at what they return, or pass raise_on_nan_in_buffer=False"

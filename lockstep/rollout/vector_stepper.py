@@ -196,6 +196,7 @@ class VectorStepper(Stepper):
             act = self.memory.act
             step = self.memory.wrap_step(step)
         elif self.store is not None and self.store.takes_logp and getattr(self.policy, "has_update_in_flight", False):
+            # The store has a column for log-probabilities (logp), and another thread may change the weights.
             act = self._recording_act(self._part, self.store)
         if self.exploring is not None:
             act = self.exploring.wrap_act(act)
@@ -287,7 +288,8 @@ class VectorStepper(Stepper):
             num_steps += num_envs if counted is None else int(np.count_nonzero(counted))
 
             # With SAME_STEP `step.obs` is the first observation of the next episode already, which the policy acts on;
-            # the last observation of the ended one, from which the learner bootstraps, is in `step.final_obs`.
+            # the last observation of the ended one, whose value the learner needs if it was truncated, is in
+            # `step.final_obs`.
             obs = step.obs
             if self.recorded is not None or step.any_done:
                 obs = self._after_step(step, env_actions, t, k)
