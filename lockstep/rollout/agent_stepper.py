@@ -178,7 +178,7 @@ class AgentStepper(Stepper):
         return self.env.observation_space
 
     def fit_replay(self, agents: Mapping[str, Sequence[AgentID]] | None = None) -> None:
-        """Give each module that learns a replay buffer for these agents. Defaults to the agents with its spaces."""
+        """Give each learning module a replay buffer for its agents; see `CollectorLike.fit_replay`."""
         self._writer.fit_replay(agents)
 
     def _make_connectors(self) -> list[AgentConnectors]:

@@ -177,12 +177,17 @@ class BaseCollector(CollectorTraits):
     def reset_env(self) -> None:
         """Begin new episodes in all environments, and keep the stored steps.
 
-        Running episodes are cut: the learner estimates no return across the cut.
+        Running episodes are cut: the learner treats them as truncated at their last stored row, and no return reaches
+        across the cut.
         """
         self.stepper.reset()
 
     def reset_buffer(self, keep_statistics: bool = False) -> None:
-        """Empty the buffer. `keep_statistics`: see `ReplayBuffer.reset`."""
+        """Empty the buffer.
+
+        `keep_statistics`: whether the returns and lengths of running episodes, as a replay buffer counts them,
+        continue.
+        """
         self.stepper.empty_buffer(keep_statistics)
 
     def reset_stat(self) -> None:
@@ -221,12 +226,12 @@ class BaseCollector(CollectorTraits):
         """Collect `n_step` steps or `n_episode` whole episodes, store them, and return the statistics of the collect.
 
         Steps are rounded up to whole vector steps, with a warning. With `whole_episodes` at least `n_step` steps are
-        collected and no episode is cut. Rows that only reset an environment are not steps: to make up for them, up to
-        `num_envs - 1` steps more may be taken.
+        collected and no episode is cut. With the autoreset mode NEXT_STEP, rows that only reset an environment are not
+        steps. Vector steps are taken until there are `n_step` other rows, so up to `num_envs - 1` more are collected.
 
         The first `n_episode` episodes that *start* are collected, however long they last. (The first that *end* would
-        favour short ones.) They begin with this collect; the collect after it begins new episodes again, unless it is
-        called with `reset_before_collect=False`.
+        favour short ones.) All environments are reset first. They are reset again before the next collect, unless that
+        is called with `reset_before_collect=False`.
 
         Args:
             n_step: Number of steps over all environments.
@@ -299,7 +304,8 @@ class BaseCollector(CollectorTraits):
         try:
             while num_steps < n_step:
                 self.env.check_open()
-                stats = self._collect(self.num_envs, self.num_envs, random, renew=True)
+                # One episode in each environment. The amount of steps is not used in a collect by episodes.
+                stats = self._collect(self.num_envs, 0, random, renew=True)
                 totals.add_collect(stats)
                 num_steps += stats.n_collected_steps
         except BaseException:
@@ -323,7 +329,7 @@ class BaseCollector(CollectorTraits):
 
         Args:
             n_episode: Number of episodes; None to collect `amount` steps.
-            amount: Number of steps.
+            amount: Number of steps; not used if `n_episode` is passed.
             random: Whether actions are drawn uniformly from the action space.
             renew: Whether new episodes begin first.
             counts_resets: Whether rows that only reset an environment are part of the amount.
@@ -350,12 +356,16 @@ class BaseCollector(CollectorTraits):
 
         try:
             if n_episode is not None:
+                # `collect(n_episode=)`, and each round of `_collect_rounds`.
                 self._collect_episodes(n_episode)
             elif counts_resets:
+                # `collect_vector_steps`.
                 self._collect_vector_steps(amount)
             elif self.whole_episodes and stepper.steps_counting_envs_only:
+                # `collect(n_step=)` of whole episodes, if environments can wait while others finish.
                 self._collect_shares(amount)
             else:
+                # `collect(n_step=)`.
                 self._collect_steps(amount)
 
             # On a device the steps are only launched so far, and `end_collect` waits for them. `then` launches the

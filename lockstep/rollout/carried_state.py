@@ -17,8 +17,8 @@ from lockstep.rollout.protocols import ActingPart
 class RecurrentStates:
     """Recurrent states of `num_envs` environments. The state of an environment is reset when an episode begins.
 
-    `act` replaces the policy's `act`, and `wrap_step` wraps the environments' `step`. The rollout store
-    records at which rows a state was reset, so that the learner resets the states at exactly the same rows.
+    `act` replaces the policy's `act`, and `wrap_step` wraps the environments' `step`. The rollout store records
+    at which rows a state was reset, so that the learner resets the states at exactly the same rows.
 
     Args:
         part: The policy's acting part.

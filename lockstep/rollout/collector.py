@@ -17,7 +17,7 @@ from lockstep.state.streams import RandomStreams
 class Collector(BaseCollector):
     """Collector that steps all environments of a vector together.
 
-    Observations pass through a copy of the policy's recording connectors (frame stacks, previous actions, resized
+    Observations pass through a copy of the policy's connectors `recorded` (frame stacks, previous actions, resized
     images) before they are stored and acted on. The policy samples its actions within a training step, and elsewhere if
     `exploration_noise` or `epsilon` is set.
 
@@ -26,16 +26,17 @@ class Collector(BaseCollector):
 
     Args:
         policy: The policy that acts.
-        env: The environments: a boundary, a gymnasium environment or vector, an EnvPool pool, or an id.
+        env: The environments: a `VectorBoundary` (the result of `make_vector`), a gymnasium environment or vector, an
+            EnvPool pool, or an id.
         buffer: Buffer that steps are stored in. Without one, as in evaluation, only returns and lengths are kept.
         exploration_noise: Whether actions are sampled outside a training step too.
         on_step_hook: Function `f(step_result)`, called after each vector step with a copy of its result.
         on_episode_done_hook: Function `f(env_index, episode_return, length)`, called for each episode that ends.
         raise_on_nan_in_buffer: Whether values that are not finite raise `MalformedBufferError`.
-        epsilon: Probability of a random action, for policies with action values. It replaces the probability that the
-            policy uses in training.
-        seed: Seed of the collector's random streams for episodes, exploration and random actions. Without one each
-            collector has other episodes, and a trainer passes the streams of the policy's seed.
+        epsilon: Probability of a random action, for policies that act by Q-values (DQN and its variants). It replaces
+            the probability that the policy uses in training.
+        seed: Seed of the collector's random streams for episodes, exploration and random actions. Without one it is
+            drawn at random, until a trainer replaces the streams by those of the policy's seed.
         streams: Random streams, instead of `seed`.
         place: `(first, total)` if several collectors share `total` environments: the index of this collector's first
             environment, and the total.

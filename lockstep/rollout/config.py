@@ -30,12 +30,14 @@ class EnvRunnersSection(Section[ConfigT]):
     "async" (each in its own process), "vector" (a vector environment that exists for this id) or "envpool". "auto" is
     "vector" for Atari ids and "sync" for all others."""
     rollout_fragment_length: int | None = option(None, ge=1)
-    """Number of vector steps before an update; with asynchronous sampling, of one fragment. Defaults to the train batch
-    size divided by the number of environments of all runners; with a replay buffer, to the number of vector steps that
-    make one gradient step due, at most 64."""
+    """Number of vector steps (one step in each environment) between two updates. With asynchronous sampling it is the
+    length of one fragment, the result of one call of a runner. Defaults to the train batch size divided by the number
+    of environments of all runners. With a replay buffer it defaults to the number of vector steps for which
+    `replay(update_per_step=)` asks for one gradient step, at most 64."""
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
-    """Whether a collect cuts episodes at its end. With "complete_episodes" a collect begins new episodes and lasts
-    until it has its steps in whole episodes."""
+    """Whether a collect ends after a number of steps, and cuts the episodes that are running then. With
+    "complete_episodes" each collect begins new episodes, and ends when whole episodes with at least this number of
+    steps are collected."""
     explore: bool = True
     """Whether actions are sampled while collecting; otherwise the most likely ones are taken."""
     exploration: Literal["epsilon", "normal", "ou", "gsde", "noisy"] | None = None
@@ -71,7 +73,8 @@ class EnvRunnersSection(Section[ConfigT]):
         return self.change(options)
 
     def validate(self) -> None:
-        """Raise `ValueError` for options of an exploration that is not set, or that does not have them."""
+        """Raise `ValueError` if `exploration_config` has options without `exploration`, or options of another
+        method."""
         if self.exploration is not None:
             check_exploration(self.exploration, self.exploration_config)
         elif self.exploration_config:
@@ -91,7 +94,7 @@ class EnvRunnersSection(Section[ConfigT]):
         return max(1, self.num_env_runners) * self.num_envs_per_env_runner
 
     def split(self, num_envs: int) -> int:
-        """Return the number of environments of each runner if all have `num_envs` environments.
+        """Return the number of environments of each runner if all runners together have `num_envs`.
 
         Raises `ValueError` with possible numbers if they cannot be split evenly.
         """
@@ -124,8 +127,8 @@ class EvaluationSection(Section[ConfigT]):
     evaluation_num_envs: int = option(8, ge=1)
     """Number of environments of all evaluation runners; never more than the number of episodes."""
     evaluation_num_env_runners: int = option(0, ge=0)
-    """Number of processes that evaluate (needs the extra `ray`), with the results of one process; 0 evaluates in this
-    process."""
+    """Number of processes that evaluate (needs the extra `ray`); 0 evaluates in this process. Returns and lengths do
+    not depend on this number."""
     evaluation_parallel_to_training: bool = False
     """Whether the policy of an epoch is evaluated while the next epoch trains."""
     evaluation_config: dict[str, Any] = option(factory=dict)

@@ -12,8 +12,9 @@ from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import named_leaves
 
 ORIGIN_OFFSETS = {"new_obs": (1, 0), "rewards": (1, 1), "actions": (0, 2)}
-"""When row 0 of a column came to be, as `(step, order within the step)` counted from the first observation. Columns
-that are not listed have `(0, 0)`."""
+"""When the first row of a column was produced, as `(step, order within the step)`: the observation of step 0 comes
+first (0, 0), then its action (0, 2), the next observation (1, 0) and the reward (1, 1). Columns that are not listed are
+observations, `(0, 0)`."""
 
 
 class MalformedBufferError(ValueError):
@@ -25,14 +26,16 @@ class RunnerLostError(RuntimeError):
 
 
 class EnvRunnerError(RuntimeError):
-    """An env runner died or hung more often than it may, or there is no room for it; the message says which."""
+    """An env runner died or hung more often than `fault_tolerance` allows, or the cluster has no free resources for it.
+    The message says which."""
 
 
 class NonFiniteValue(NamedTuple):
     """The first NaN or infinity of a column."""
 
     origin: tuple[int, int]
-    """When the value came to be, as `(step, order within the step)`. The smallest one is the cause of the others."""
+    """When the value was produced, as `(step, order within the step)`; see `ORIGIN_OFFSETS`. The earliest value is the
+    cause of the others."""
     name: str
     """Name of the column."""
     position: list[int]
@@ -59,7 +62,9 @@ def check_finite(store: RolloutStore, first: int, steps_before: int = 0) -> None
         t, b = index[:2]
         values.append((origin, name, t, b, column[t, b]))
 
-    # Last observations of episodes have no row in the column of observations.
+    # Last observations of episodes are not in the column of observations: its next row is the first observation of the
+    # next episode. `final_index` has their flat rows `t * num_envs + b`. As the result of step t such an observation is
+    # as old as the observation of step t + 1.
     for rows, obs in zip(store.final_index, store.final_obs):
         for name, leaf in named_leaves("final_obs", obs):
             at = first_not_finite(leaf)

@@ -102,7 +102,7 @@ class FragmentSink(ABC):
 
     @abstractmethod
     def fit_replay(self, agents: Mapping[str, Sequence[Any]] | None) -> None:
-        """Give each module that learns a replay buffer for these agents. Defaults to the agents with its spaces."""
+        """Give each learning module a replay buffer for its agents; see `CollectorLike.fit_replay`."""
 
     @abstractmethod
     def restore_fragments(self, fragments: Sequence[Mapping[str, Any]]) -> list[StoredFragment]:

@@ -102,14 +102,15 @@ class GroupCollector(CollectorTraits):
         Args:
             n_step: Number of steps, rounded up to whole vector steps of all environments.
             n_episode: Number of episodes, of which each runner collects its share. The next collect begins new
-            episodes. random: Whether actions are drawn uniformly from the action space.
+                episodes.
+            random: Whether actions are drawn uniformly from the action space.
 
         Raises:
             ValueError, EnvRunnerError, EnvironmentStepError, MalformedBufferError: As `EnvRunnerGroup.sample`.
         """
         self.schedule.check_amount(n_step, n_episode, random)
         started = time.perf_counter()
-        # The version before sampling: it tells which steps were acted by the weights that will learn from them.
+        # Read before sampling. Steps of this version were acted by the weights that the next update starts from.
         version = self.policy.weights_seq_no
         self.schedule.publish(self.policy)
         sample = partial(self.schedule.fragments, random=random)
@@ -175,7 +176,7 @@ class GroupCollector(CollectorTraits):
         self.sink.renew()
 
     def reset_buffer(self, keep_statistics: bool = False) -> None:
-        """Empty the buffer. `keep_statistics`: see `ReplayBuffer.reset`."""
+        """Empty the buffer. `keep_statistics`: see `BaseCollector.reset_buffer`."""
         self.sink.reset_buffer(keep_statistics)
 
     def reset_stat(self) -> None:
@@ -248,7 +249,7 @@ class GroupCollector(CollectorTraits):
     # -- modules that are added and removed in a run ---
 
     def fit_replay(self, agents: Mapping[str, Sequence[Any]] | None = None) -> None:
-        """Give each module that learns a replay buffer for these agents. Defaults to the agents with its spaces."""
+        """Give each learning module a replay buffer for its agents; see `CollectorLike.fit_replay`."""
         self.sink.fit_replay(agents)
 
     def leave_episodes_of(self, module_id: str) -> None:
@@ -284,9 +285,10 @@ class AsyncGroupCollector(GroupCollector):
     raise `ValueError`. Each collect publishes the policy's weights, and each runner takes them with its next request.
 
     Fragments of older weights contain the log-probabilities under the weights that acted
-    (`RolloutStore.action_logp`; for several agents the extra model output `action_logp`), so that V-trace can correct
-    for the lag. An agent's action may be older than its fragment: it is part of the fragment with the agent's next
-    observation. `EnvRunnerGroup` describes how lost runners are replaced. If an environment raises, waiting fragments
+    (`RolloutStore.action_logp`; for several agents the extra model output `action_logp`), so that V-trace, an
+    off-policy correction, can correct for the lag. With several agents the last action of an agent may have no next
+    observation at the end of a fragment. It is then stored in the next fragment, although older weights chose it.
+    `EnvRunnerGroup` describes how lost runners are replaced. If an environment raises, waiting fragments
     are kept.
 
     Args:
@@ -331,8 +333,8 @@ class AsyncGroupCollector(GroupCollector):
 
     @property
     def max_lag(self) -> int:
-        """Number of updates by which the weights that acted are older than the policy's: at most, or always
-        (`fixed_lag`)."""
+        """Largest number of updates by which the weights that acted are older than the policy's. With `fixed_lag` the
+        lag is always this number."""
         return self.schedule.max_lag
 
     @property

@@ -20,8 +20,8 @@ class MultiAgentCollector(BaseCollector):
 
     A step is a step of the environment, however many agents act in it; in a turn-based environment one agent acts. An
     agent's action is stored together with the agent's next observation. If that has not come when a collect ends, the
-    next collect stores both. Each agent has a return; the return of an episode is
-    their sum, unless a trainer's `reward_metric` defines another.
+    next collect stores both. Each agent has a return; the return of an episode is their sum, unless a trainer's
+    `reward_metric` defines another.
 
     In a collect of whole episodes only the environments whose episode counts are stepped. A collect that fails leaves
     nothing behind, and the next one begins new episodes.
@@ -86,7 +86,7 @@ class MultiAgentCollector(BaseCollector):
             )
 
     def fit_replay(self, agents: Mapping[str, Sequence[Any]] | None = None) -> None:
-        """Give each module that learns a replay buffer for these agents. Defaults to the agents with its spaces."""
+        """Give each learning module a replay buffer for its agents; see `CollectorLike.fit_replay`."""
         self.stepper.fit_replay(agents)
 
     def leave_episodes_of(self, module_id: str) -> None:

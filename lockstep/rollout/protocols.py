@@ -19,8 +19,12 @@ State = dict[str, np.ndarray]
 
 
 class ActingLike(Protocol):
-    """Policy that acts. Its attribute `acting` has the acting parts by module id; a policy without that attribute is
-    its own and only part."""
+    """Policy that acts.
+
+    A policy acts with one network (module) or with several. The part that acts with one module is an `ActingPart`. A
+    policy with several modules has the attribute `acting`, the parts by module id. A policy without this attribute has
+    one module and is itself the part.
+    """
 
     @property
     def weights_seq_no(self) -> int:
@@ -28,11 +32,12 @@ class ActingLike(Protocol):
 
     @property
     def is_exploring(self) -> bool:
-        """Whether the policy is within a training step, where it samples its actions."""
+        """Whether a trainer has begun a collect or an update (`policy_within_training_step`). The policy then samples
+        its actions."""
 
 
 class LearningPolicy(ActingLike, Protocol):
-    """Policy whose modules learn in this process, for a collector of several agents or over env runners."""
+    """Policy that learns in this process. Collectors of several agents, and collectors over env runners, need one."""
 
     is_multi_agent: bool
     """Whether the policy acts for several agents."""
@@ -47,14 +52,22 @@ class LearningPolicy(ActingLike, Protocol):
 
     @property
     def policy_mapping_fns(self) -> Sequence[Callable[..., str] | None]:
-        """The policy mapping functions of every stage of the run."""
+        """The policy mapping functions of every stage of the run.
+
+        An option may be a list of stages `[[step, value], ...]`: the value changes when the run reaches the step.
+        """
 
     def acting_weights(self, *, copy: bool = True) -> ActingWeights:
         """Return the weights that env runners act with. Unless `copy=True`, the next update changes them in place."""
 
 
 class ActingPart(ActingLike, Protocol):
-    """Part of a policy that acts with one module, or the whole policy of an env runner."""
+    """Part of a policy that acts with one module, or the whole policy of an env runner.
+
+    *Actions as learned from* are the actions that the network's distribution returned, before they are rescaled or
+    clipped for the environment. They are stored, because losses need their log-probabilities. `to_env` and `from_env`
+    convert between the two forms.
+    """
 
     is_stateful: bool
     """Whether the module has recurrent layers."""
@@ -65,8 +78,8 @@ class ActingPart(ActingLike, Protocol):
 
     @property
     def recorded(self) -> ObsPipeline:
-        """Connectors that raw observations pass through before they are stored and acted on. A collector copies
-        them."""
+        """Connectors that raw observations pass through before they are recorded (stored) and acted on, such as a
+        frame stack. A collector copies them."""
 
     @property
     def stored_observation_space(self) -> Any:
@@ -74,7 +87,7 @@ class ActingPart(ActingLike, Protocol):
 
     @property
     def random_space(self) -> Any:
-        """Space that random actions are drawn from, and that `from_env` takes actions of."""
+        """Space that random actions are drawn from. `from_env` accepts the actions of this space."""
 
     @property
     def act(self) -> Callable[[Any, np.ndarray | None], np.ndarray]:
@@ -128,7 +141,7 @@ class CollectorTraits:
     agents_of_modules: Mapping[str, list[Any]] = MappingProxyType({})
 
     def fit_replay(self, agents: Mapping[str, Sequence[Any]] | None = None) -> None:
-        """Do nothing: with one agent, the one module keeps its replay buffer."""
+        """Do nothing: with one agent there is one module, and its replay buffer always fits."""
 
     def leave_episodes_of(self, module_id: str) -> None:
         """Do nothing: with one agent, the one module is never removed."""
@@ -141,14 +154,17 @@ class CollectorLike(Protocol):
     may_evaluate: ClassVar[bool]
     """Whether an evaluation with this collector can be repeated."""
     launches_updates: ClassVar[bool]
-    """Whether `collect` takes `then=`, a function that launches the next update on the device of the steps."""
+    """Whether `collect` takes `then=`, a function that launches the next update. The steps are taken on a device, and
+    the update is queued there behind them."""
     in_runners: ClassVar[bool]
     """Whether env runners step the environments. Random streams and callbacks are then constructed in the runners'
     processes from the configuration; objects of this process do not reach them."""
     counts_afterwards: ClassVar[bool]
-    """Whether the collector decides after the steps which episodes count, so that callbacks cannot watch only those."""
+    """Whether the collector decides only after the steps which episodes count. Callbacks then also get events of
+    episodes that do not count."""
     takes_state_of_one: ClassVar[bool]
-    """Whether `set_state` takes the state of a collector whose environments are all in one process."""
+    """Whether `set_state` accepts the state of a single collector, one that has all environments in its own
+    process."""
 
     @property
     def policy(self) -> Any:
@@ -200,7 +216,11 @@ class CollectorLike(Protocol):
         called."""
 
     def fit_replay(self, agents: Mapping[str, Sequence[Any]] | None = None) -> None:
-        """Give each module that learns a replay buffer for these agents. Defaults to the agents with its spaces."""
+        """Give each learning module a replay buffer with a sub-buffer for each of its agents.
+
+        A trainer calls this when modules or the mapping of agents change. `agents`: by module id, the agents whose
+        steps the module learns from. Without it, a module gets all agents that have its spaces.
+        """
 
     def leave_episodes_of(self, module_id: str) -> None:
         """Abandon the running episodes in which this module acts. New ones begin in their environments."""
@@ -216,7 +236,7 @@ class CollectorLike(Protocol):
 
 
 def acting_parts(policy: object) -> Mapping[str, Any]:
-    """Return the acting parts of a policy by module id; a policy without `acting` is its own only part."""
+    """Return the acting parts of a policy by module id. A policy without `acting` is itself the only part."""
     return getattr(policy, "acting", None) or {DEFAULT_MODULE_ID: policy}
 
 
@@ -229,7 +249,7 @@ def sole_part(policy: Any) -> Any:
     if len(parts) != 1:
         raise ValueError(f"policy has the modules {sorted(parts)}; collect with a MultiAgentCollector")
     part = next(iter(parts.values()))
-    # Of the class: `act` of an object is a property that may have to build the functions that act.
+    # Look at the class: on the object, `act` is a property, and reading it may build the functions that act.
     if not hasattr(type(part), "act"):
         raise ValueError(f"policy={policy!r} is not allowed; it must be a lockstep.Policy (config.build_policy())")
     return part

@@ -18,8 +18,7 @@ class TensorCollector(BaseCollector):
 
     Every collect takes the same number of vector steps. On a CUDA device, and if the environments' operations can be
     captured, the first two collects warm up, the third one captures the steps in a CUDA graph, and later collects are
-    one launch. Only the returns and lengths of ended episodes
-    are copied to the host.
+    one launch. Only the returns and lengths of ended episodes are copied to the host.
 
     `collect` raises `ValueError` for another amount, for episodes, and for random actions into a rollout.
 

@@ -98,8 +98,8 @@ class TensorStepper(Stepper):
         """`[B, ...]` observations that the next step acts on, always at the same address, which a graph reads."""
         first_actions = self._act(part, first_obs)
         self.is_replay = replay is not None
-        """Whether steps are stored in a `TensorReplay`. Only then actions may be random: an on-policy
-        algorithm learns from a rollout, whose actions have to come from the policy."""
+        """Whether steps are stored in a `TensorReplay`. Only then actions may be random: an on-policy algorithm
+        learns from a rollout, whose actions have to come from the policy."""
         self._buffer: TensorRollout | TensorReplay
         if replay is None:
             self._buffer = TensorRollout(num_steps, first_obs, first_actions, share)
