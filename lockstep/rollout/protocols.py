@@ -32,12 +32,12 @@ class ActingLike(Protocol):
 
     @property
     def is_exploring(self) -> bool:
-        """Whether a trainer has begun a collect or an update (`policy_within_training_step`). The policy then samples
-        its actions."""
+        """Whether collectors sample the policy's actions without being asked to: in the context
+        `policy_within_training_step`, in which a trainer collects and updates."""
 
 
 class LearningPolicy(ActingLike, Protocol):
-    """Policy that learns in this process. Collectors of several agents, and collectors over env runners, need one."""
+    """Policy that a trainer trains. Collectors of several agents, and collectors over env runners, need one."""
 
     is_multi_agent: bool
     """Whether the policy acts for several agents."""
