@@ -48,7 +48,8 @@ class Builder:
                 action_space=action_space,
                 agents=config.agents_with_id(env),
             )
-        except BaseException:  # KeyboardInterrupt too: nobody else knows the learners' processes
+        except BaseException:
+            # This includes KeyboardInterrupt: nobody else has the group and could end the processes of its learners.
             group.shutdown()
             raise
 

@@ -77,6 +77,7 @@ class TensorCollectorBuilder:
         """Whether the user's learner class overrides a hook that runs on the host."""
         default_class = self.config.learner_class
         learner_class = self.config.training.learner_class or default_class
+        # The methods are compared because a user's class cannot be expected to declare which hooks it overrides.
         return any(getattr(learner_class, name) is not getattr(default_class, name) for name in HOST_HOOKS)
 
     def _supports_replay(self, part: ActingPolicy) -> bool:

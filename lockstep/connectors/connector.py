@@ -196,6 +196,7 @@ class Connector(ABC):
 
     def _overrides(self, method: str) -> bool:
         """Return whether a subclass defines the method."""
+        # The methods are compared because a user's connector cannot be expected to declare which ones it has.
         return getattr(type(self), method) is not getattr(Connector, method)
 
 

@@ -164,7 +164,7 @@ class SampleRun:
 
         with _activation_outputs(module) as outputs:
             forward_out = module.forward_train(dict(batch))
-        if type(module).compute_values is not RLModule.compute_values:
+        if module.overrides_compute_values:
             with _activation_outputs(module, skip=outputs) as critic_outputs:
                 module.compute_values(dict(batch))
             outputs |= critic_outputs

@@ -770,7 +770,7 @@ class Learner(Generic[Training]):
         Modules without `compute_values`, and modules with memory, keep their outputs.
         """
         module = self.module[module_id]
-        if type(module).compute_values is RLModule.compute_values or module.is_stateful():
+        if not module.overrides_compute_values or module.is_stateful():
             return outputs
 
         def values() -> Tensor:

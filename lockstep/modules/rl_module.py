@@ -115,6 +115,15 @@ class RLModule(nn.Module):
             "[N] from forward_train"
         )
 
+    @property
+    def overrides_compute_values(self) -> bool:
+        """Whether the class of this module has its own `compute_values`.
+
+        Then the values may be missing in the outputs of `forward_train`, or come from layers that it does not run.
+        """
+        # Users override the method without declaring anything, so only a comparison of the methods tells it.
+        return type(self).compute_values is not RLModule.compute_values
+
     def get_initial_state(self) -> dict[str, Tensor]:
         """Return the recurrent state at the start of an episode, without a batch dimension; empty without memory."""
         return {}

@@ -121,7 +121,8 @@ class Run:
         trainer = self.trainer
         try:
             info = trainer.run()
-        except BaseException as error:  # a second Ctrl-C, which ends the run at once, leaves a summary too
+        except BaseException as error:
+            # This includes KeyboardInterrupt: a second Ctrl-C ends the run at once, and it must leave a summary too.
             try:
                 self.write_summary()
             except Exception as summary_error:  # for example a full disk; the error that ended the run is raised

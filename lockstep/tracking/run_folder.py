@@ -164,7 +164,8 @@ class RunFolder:
                 (path / inner).mkdir()
             write_json(path / CONFIG, info)
             (path / METRICS).touch()
-        except BaseException:  # also for an interrupt from the keyboard: half a folder would be taken for a run
+        except BaseException:
+            # This includes KeyboardInterrupt: an incomplete folder would be taken for a run.
             shutil.rmtree(path, ignore_errors=True)
             raise
         return cls(path, info)

@@ -134,6 +134,7 @@ class OffpolicyTrainer(BaseTrainer):
 
         See `OnpolicyTrainer.learns_ahead` for the reasons against it.
         """
+        # The methods are compared because a subclass cannot be expected to declare that it has its own.
         has_own_update = type(self).policy_update_fn is not OffpolicyTrainer.policy_update_fn
         may_evaluate_between = self.test_in_train and self.stop_fn is not None
         return not has_own_update and not may_evaluate_between

@@ -295,7 +295,7 @@ class OnPolicyLearner(Learner[Training]):
         batch = network_inputs(obs, critic_obs)
         out = module.forward_train(batch)
         # A user's network may leave values out of `forward_train`, and compute them in `compute_values`.
-        if type(module).compute_values is not RLModule.compute_values and Columns.VF_PREDS not in out:
+        if module.overrides_compute_values and Columns.VF_PREDS not in out:
             out = {**out, Columns.VF_PREDS: module.compute_values(batch)}
         check_outputs(out, names, module_name, type(self).__name__)
         values = out[Columns.VF_PREDS]
