@@ -91,13 +91,13 @@ class TensorCollectorBuilder:
 
     # -- collectors ---
 
-    def build_for(self, envs: object) -> TensorCollector | None:
-        """Build the collector of these environments in one process.
+    def build_for(self, envs: object, share: RowShare = ALL_ROWS) -> TensorCollector | None:
+        """Build the collector of these environments, which are all of the run or the share of a rank.
 
         Returns None if they are not tensor environments, or if their steps have to be copied to the host.
         """
         if isinstance(envs, TensorBoundary) and self.config.collects_tensors(self.policy):
-            return self._build(envs, ALL_ROWS)
+            return self._build(envs, share)
         return None
 
     def build_share(self, reducer: Reducer) -> TensorCollector:
@@ -115,8 +115,9 @@ class TensorCollectorBuilder:
                 "that is no tensor; docs/gpu.md says what goes on the device"
             )
         envs = config.make_envs(config.env_runners.num_envs_per_env_runner // num_ranks)
-        assert isinstance(envs, TensorBoundary)
-        return self._build(envs, RowShare(reducer.rank, num_ranks, reducer.gather))
+        collector = self.build_for(envs, RowShare(reducer.rank, num_ranks, reducer.gather))
+        assert collector is not None
+        return collector
 
     def _check_share(self, num_ranks: int) -> None:
         """Raise `ValueError` for options that cannot be divided among `num_ranks` ranks."""

@@ -126,34 +126,38 @@ def decompress_column(name: str, column: Tree) -> Any:
 
 def _decompress_leaf(leaf: np.ndarray, name: str) -> Any:
     rows = leaf.reshape(-1)
-    example = next(row for row in rows if isinstance(row, CompressedRow))
-    first = example.block
+    blocks = [_block_of(row) for row in rows]
+    first = next(block for block in blocks if block is not None)
     out = np.zeros((len(rows), *first.row_shape), plain_dtype(first.stored))
     decompressed: dict[int, np.ndarray] = {}
     """Rows of each block of several rows, by the id of the block, so that each is decompressed once."""
 
-    for index, row in enumerate(rows):
+    for index, (row, block) in enumerate(zip(rows, blocks)):
         if row is None:  # padding of `right_zero_pad`, which stays zero
             continue
-        if not isinstance(row, CompressedRow) or row.block.row_shape != first.row_shape or row.block.kind != first.kind:
+        if block is None or block.row_shape != first.row_shape or block.kind != first.kind:
+            description = f"a {type(row).__name__}" if block is None else _describe_block(block)
             raise ValueError(
-                f"column {name!r} holds {_describe_row(example)} and, in row {index}, {_describe_row(row)}; decompress "
+                f"column {name!r} holds {_describe_block(first)} and, in row {index}, {description}; decompress "
                 "batches of different kinds before joining them"
             )
-        if row.block.num_rows == 1:
-            out[index] = row.block.rows()[0]
+        if block.num_rows == 1:
+            out[index] = block.rows()[0]
             continue
-        block_id = id(row.block)
+        block_id = id(block)
         if block_id not in decompressed:
-            decompressed[block_id] = row.block.rows()
+            decompressed[block_id] = block.rows()
         out[index] = decompressed[block_id][row.index]
     return restored_leaf(out.reshape((*leaf.shape, *first.row_shape)), first.kind)
 
 
-def _describe_row(row: object) -> str:
-    if isinstance(row, CompressedRow):
-        return f"compressed {row.block.kind['dtype']}{list(row.block.row_shape)}"
-    return f"a {type(row).__name__}"
+def _block_of(row: object) -> CompressedBlock | None:
+    """Return the block that a compressed row is in; None for any other object."""
+    return row.block if isinstance(row, CompressedRow) else None
+
+
+def _describe_block(block: CompressedBlock) -> str:
+    return f"compressed {block.kind['dtype']}{list(block.row_shape)}"
 
 
 def columns_to_compress(columns: Collection[str], present: Collection[str]) -> list[str]:

@@ -131,12 +131,12 @@ class MiniBatchIterator:
     ) -> None:
         self._modules: dict[str, SampleBatch]
         self._is_single = False
-        if isinstance(batch, SampleBatch):
+        if batch.is_by_module:
+            self._modules = dict(batch.policy_batches)
+        else:
             # It is treated as the batch of one module.
             self._modules = {"": batch}
             self._is_single = True
-        else:
-            self._modules = dict(batch.policy_batches)
         self._rows = {key: num_units(part) for key, part in self._modules.items()}
         self._options: tuple[Any, ...] = (minibatch_size, num_epochs, shuffle_batch_per_epoch, rng)
         _check_options(self._rows, *self._options)
@@ -179,7 +179,7 @@ def shard_batch(batch: SampleBatch | MultiAgentBatch, num_shards: int) -> Any:
         ValueError: `num_shards` is below 1.
     """
     check_whole("num_shards", num_shards, 1)
-    if isinstance(batch, SampleBatch):
+    if not batch.is_by_module:
         take = batch.take_sequences if Columns.SEQ_LENS in batch else batch.__getitem__
         return [take(share) for share in _shares(num_units(batch), num_shards)]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import ClassVar
 
 import numpy.typing as npt
 
@@ -24,8 +23,6 @@ class RowSource(TrainingBuffer, ABC):
     __slots__ = ()
 
     is_sampled = True
-    is_by_module: ClassVar[bool] = False
-    """Whether the source consists of one source for each module, as for several agents."""
 
     def by_module(self) -> Mapping[str, RowSource]:
         """Return the source of each module. A source for a single module returns itself."""

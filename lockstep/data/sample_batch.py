@@ -7,7 +7,7 @@ from functools import partial
 from itertools import pairwise, repeat
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -82,6 +82,9 @@ class SampleBatch(dict[str, Any], Columns):
     """
 
     __slots__ = ("_max_seq_len", "is_training", "num_grad_updates", "time_major", "zero_padded")
+
+    is_by_module: ClassVar[Literal[False]] = False
+    """Whether this consists of one batch for each module, as a `MultiAgentBatch` does."""
 
     def __init__(
         self,
@@ -826,6 +829,9 @@ class MultiAgentBatch:
     """
 
     __slots__ = ("_env_steps", "policy_batches")
+
+    is_by_module: ClassVar[Literal[True]] = True
+    """Whether this consists of one batch for each module."""
 
     def __init__(self, policy_batches: Mapping[str, SampleBatch], env_steps: int) -> None:
         for module_id, batch in policy_batches.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -31,6 +32,9 @@ class TensorRollout(TrainingBuffer):
     Raises:
         ValueError: the device has not enough free memory. The message says how many environments would fit.
     """
+
+    is_on_device: ClassVar[Literal[True]] = True
+    """Whether the columns are tensors on the networks' device; those of `Trajectories` are arrays."""
 
     def __init__(self, num_steps: int, first_obs: Tensor, first_actions: Tensor, share: RowShare = ALL_ROWS) -> None:
         self.share = share

@@ -23,6 +23,9 @@ class TrainingBuffer:
     """Whether gradient steps draw samples and leave the rows in the buffer. False for a rollout: the update learns from
     all of it, and then empties it."""
 
+    is_by_module: ClassVar[bool] = False
+    """Whether the buffer consists of one replay buffer for each module, as for several agents."""
+
     agents: Mapping[str, Sequence[Any]] | None = None
     """Agents whose transitions the replay buffer of each module stores. None if one buffer stores all agents."""
 

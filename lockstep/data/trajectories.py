@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -38,6 +38,9 @@ class Trajectories:
 
     *Flat rows* are rows `t * B + b` of the grid.
     """
+
+    is_on_device: ClassVar[Literal[False]] = False
+    """Whether the columns are tensors on the networks' device, as those of a `TensorRollout`; here they are arrays."""
 
     obs: Tree
     """Observations `[T, B, ...]`."""

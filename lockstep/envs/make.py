@@ -39,7 +39,7 @@ from lockstep.envs.workers import WorkerVectorEnv
 from lockstep.options.checks import check_whole, is_number
 from lockstep.options.restarts import RestartLimits
 from lockstep.state.names import current_name, names_script
-from lockstep.state.trust import PETTINGZOO, Kind, NameInFile, is_in_current_folder, module_named
+from lockstep.state.trust import PETTINGZOO, Kind, is_in_current_folder, module_named, name_in_file
 
 MODES = ("auto", "sync", "async", "vector", "envpool")
 ENVIRONMENT_CLASS = Kind(
@@ -287,11 +287,6 @@ def is_module_name(name: str) -> bool:
     return "." in name and all(map(str.isidentifier, name.split(".")))
 
 
-def _name_in_file(name: str) -> NameInFile | None:
-    """Return a name that comes from a file; None for a name that the user gave."""
-    return name if isinstance(name, NameInFile) else None
-
-
 def named_environment(name: str) -> Any:
     """Return the class or function that a name refers to, or the name itself if it is an id.
 
@@ -304,7 +299,7 @@ def named_environment(name: str) -> Any:
         UntrustedError: The name comes from a file, and loading its object needs the user's permission.
         ValueError: The module is not installed, or has no such class or function. Names the nearest names.
     """
-    file_name = _name_in_file(name)
+    file_name = name_in_file(name)
     if file_name is not None and names_script(file_name):
         return file_name.names.find(file_name.option, file_name, ENVIRONMENT_CLASS)
 
@@ -419,7 +414,7 @@ def _environment_module(module_name: str, name: str) -> Any:
         return module_named(module_name, name)
     except ModuleNotFoundError as error:
         package, _, subpackage = module_name.partition(".")
-        file_name = _name_in_file(name)
+        file_name = name_in_file(name)
         if file_name is not None and is_in_current_folder(str(error.name)):
             raise file_name.names.refusal(
                 file_name.option, name, f"whose module {error.name!r} is in the current folder"
@@ -460,7 +455,7 @@ def _module_in_file(file: str, name: str) -> Any:
 
     The folder is added to `sys.path`, so that the processes that this one starts can import the module, too.
     """
-    file_name = _name_in_file(name)
+    file_name = name_in_file(name)
     if file_name is not None:
         raise file_name.names.refusal(file_name.option, name, "a file of code by its path")
     path = Path(file).expanduser().resolve()

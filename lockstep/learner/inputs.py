@@ -165,7 +165,7 @@ def check_batch(batch: object) -> None:
 def batches_by_module(batch: SampleBatch | MultiAgentBatch, module_ids: Collection[str]) -> Mapping[str, SampleBatch]:
     """Return the batch of each module that has rows; `ValueError` for a `SampleBatch` if there are several modules."""
     check_batch(batch)
-    if isinstance(batch, MultiAgentBatch):
+    if batch.is_by_module:
         return {module_id: part for module_id, part in batch.policy_batches.items() if len(part)}
     if len(module_ids) != 1:
         raise ValueError(

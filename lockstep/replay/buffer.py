@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -107,6 +107,8 @@ class ReplayBuffer(RowSource):
     Raises:
         ValueError: an option that is not allowed, or two that contradict each other.
     """
+
+    is_by_module: ClassVar[Literal[False]] = False
 
     def __init__(
         self,

@@ -97,7 +97,7 @@ class ReplaySection(Section[ConfigT]):
         Raises:
             ValueError: an option of the buffer differs, or its rows are sums that the algorithm cannot use.
         """
-        if isinstance(buffer, MultiAgentReplayBuffer):
+        if buffer.is_by_module:
             for part in buffer.buffers.values():
                 # Whether a module has a memory differs, so sequences are not compared.
                 self.check_buffer(part, can_sum_rewards=can_sum_rewards)

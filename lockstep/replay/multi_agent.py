@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class MultiAgentReplayBuffer(RowSource):
         ignored: modules that never learn, whose transitions are not stored.
     """
 
-    is_by_module = True
+    is_by_module: ClassVar[Literal[True]] = True
     __slots__ = ("agents", "buffers", "ignored", "make", "num_envs")
 
     def __init__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -51,6 +51,7 @@ class TensorReplay(TrainingBuffer):
     """
 
     is_sampled = True
+    is_by_module: ClassVar[Literal[False]] = False
 
     def __init__(
         self,

@@ -362,10 +362,16 @@ class NameInFile(str):
         return NameInFile, (str(self), self.names, self.option, self.is_object)
 
 
+def name_in_file(name: str) -> NameInFile | None:
+    """Return a name that comes from a file; None for a name that the user has typed."""
+    return name if isinstance(name, NameInFile) else None
+
+
 def find_named(option: str, name: str, kind: Kind) -> Any:
     """Return the object `module:Class`. A name from a file is checked, a name that the user has typed is not."""
-    if isinstance(name, NameInFile):
-        return name.names.find(name.option, name, kind)
+    file_name = name_in_file(name)
+    if file_name is not None:
+        return file_name.names.find(file_name.option, file_name, kind)
     return import_object(name)
 
 
@@ -401,7 +407,7 @@ def module_named(module_name: str, name: str) -> Any:
 
     If the user has typed the name, the module may be in the current folder; if a file holds it, it may not.
     """
-    if isinstance(name, NameInFile):
+    if name_in_file(name) is not None:
         return import_installed(module_name)
     _add_current_folder()
     return importlib.import_module(module_name)

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import Any, Self, TypedDict
+from typing import Any, ClassVar, Self, TypedDict
 
 import torch
 from torch import nn
@@ -69,6 +69,9 @@ class BaseLogger(ABC):
     Raises:
         ValueError: an interval is below 1.
     """
+
+    keeps_records: ClassVar[bool] = True
+    """Whether the logger keeps what is written to it. False for a `LazyLogger`."""
 
     def __init__(
         self,
@@ -224,6 +227,8 @@ class BaseLogger(ABC):
 
 class LazyLogger(BaseLogger):
     """Logger that records nothing. Checkpoints are still written when the trainer saves."""
+
+    keeps_records = False
 
     def write(self, step_type: str, step: int, data: Mapping[str, Any]) -> None:
         """Do nothing."""

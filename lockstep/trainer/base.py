@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from lockstep.data import MultiAgentBatch
 from lockstep.learner.config import PoliciesToTrain, PolicyMapping
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.modules import RLModule, RLModuleSpec
@@ -435,9 +434,11 @@ class BaseTrainer(ABC):
     def _last_batch(self) -> dict[str, Any] | None:
         """Return the columns of the last update's batch, or for several agents the columns by module."""
         batch = self.policy.last_batch
-        if isinstance(batch, MultiAgentBatch):
+        if batch is None:
+            return None
+        if batch.is_by_module:
             return {module_id: dict(batch[module_id].items()) for module_id in batch}
-        return None if batch is None else dict(batch.items())
+        return dict(batch.items())
 
     def test_step(self) -> tuple[CollectStats, bool]:
         """Evaluate once. Return the statistics and whether `stop_fn` is satisfied."""

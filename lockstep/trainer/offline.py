@@ -88,9 +88,9 @@ class OfflineTrainer(BaseTrainer):
             input_ = self.policy.config.offline_data.input_
             origin = str(input_) if isinstance(input_, str | Path) else ""
             return self.policy.process_buffer(offline_source(source, self.policy, origin))
+        except MalformedBufferError:
+            raise
         except (KeyError, ValueError) as error:
-            if isinstance(error, MalformedBufferError):
-                raise
             raise MalformedBufferError(f"buffer cannot be learned from: {error}") from error
 
     def _check_data(self) -> None:

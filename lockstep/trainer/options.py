@@ -14,7 +14,7 @@ from lockstep.replay import ReplayBuffer
 from lockstep.rollout import CollectorLike
 from lockstep.rollout.base_collector import exactly_one
 from lockstep.rollout.errors import MalformedBufferError
-from lockstep.tracking import BaseLogger, LazyLogger
+from lockstep.tracking import BaseLogger
 from lockstep.tracking.logger import SaveCheckpointFn
 from lockstep.tracking.statistics import CollectStats
 from lockstep.trainer.callbacks import Callback, check_callbacks
@@ -118,7 +118,7 @@ class RunOptions(EvaluatorOptions):
 
     def validate(self) -> None:
         """Raise `ValueError` if the run should continue from a logger that keeps no records."""
-        if self.resume_from_log and (self.logger is None or isinstance(self.logger, LazyLogger)):
+        if self.resume_from_log and (self.logger is None or not self.logger.keeps_records):
             raise ValueError("resume_from_log=True needs a logger that keeps records; give that of the earlier run")
 
 

@@ -16,7 +16,7 @@ from lockstep.replay import ReplayBuffer, TensorReplay
 from lockstep.rollout import CollectorLike
 from lockstep.rollout.callbacks import restore_callbacks, states_of
 from lockstep.state.checkpoint import read_checkpoint, read_manifest, write_checkpoint
-from lockstep.tracking import BaseLogger, LazyLogger
+from lockstep.tracking import BaseLogger
 from lockstep.tracking.history import HistoryPieces, joined_history
 from lockstep.tracking.metrics import Metrics
 from lockstep.tracking.statistics import CollectStats, EpochStats
@@ -180,7 +180,7 @@ class RunState:
         logger = trainer.logger
         if saved_class == type(logger).__name__:
             logger.set_state(state["logger"])
-        elif not isinstance(logger, LazyLogger):  # which keeps no records
+        elif logger.keeps_records:
             warnings.warn(
                 f"the records of this run were kept by a {saved_class}; the {type(logger).__name__} of this one begins "
                 "a new record",

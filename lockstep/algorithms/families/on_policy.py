@@ -142,7 +142,7 @@ class OnPolicyLearner(Learner[Training]):
 
         Networks with a memory are run over each episode in order.
         """
-        if isinstance(trajectories, TensorRollout):
+        if trajectories.is_on_device:
             return self._evaluate_on_device(module_id, trajectories)
         module = self.module[module_id]
         obs, actions, bootstrap_obs, rewards = self._read(module_id, trajectories)
@@ -356,7 +356,7 @@ class OnPolicyLearner(Learner[Training]):
         delta_t = r_t + gamma V(s_t+1) - V(s_t)
         A_t = delta_t + gamma lambda A_t+1,  target_t = A_t + V(s_t)
         """
-        if isinstance(trajectories, TensorRollout):
+        if trajectories.is_on_device:
             return self._advantages_on_device(module_id, trajectories, evaluated)
         options: Any = self.config_of(module_id)
         advantages, targets = gae(
