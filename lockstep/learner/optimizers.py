@@ -625,11 +625,11 @@ class OptimizerSet:
     def remove(self, module_id: str, params: Collection[int]) -> None:
         """Remove the optimizers of module `module_id`, and the parameters with the ids `params` from all others."""
         for key, entry in list(self._by_key.items()):
-            kept = [param for param in entry.flat.params if id(param) not in params]
-            if entry.module_id == module_id or not kept:
+            remaining = [param for param in entry.flat.params if id(param) not in params]
+            if entry.module_id == module_id or not remaining:
                 del self._by_key[key]
-            elif len(kept) < len(entry.flat.params):
-                entry.keep_only(kept)
+            elif len(remaining) < len(entry.flat.params):
+                entry.keep_only(remaining)
         self._owner = {}
         for entry in self:
             self._owner.update({id(param): entry for param in entry.flat.params})

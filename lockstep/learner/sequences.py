@@ -163,19 +163,19 @@ def columns_of_sequences(to_tensor: ToTensor, module: RLModule, batch: SampleBat
         )
     flat = batch.copy(shallow=True).unpad()
     lengths = to_numpy_leaf(flat[Columns.SEQ_LENS]).astype(np.int64)
-    kept = np.flatnonzero(lengths)  # empty sequences are dropped
-    firsts = sequence_starts(lengths)[kept]
-    lengths = lengths[kept]
+    nonempty = np.flatnonzero(lengths)
+    firsts = sequence_starts(lengths)[nonempty]
+    lengths = lengths[nonempty]
     steps = np.arange(int(lengths.max()))
     real = steps < lengths[:, None]
-    states = repeated_states(module.get_initial_state(), len(kept))
+    states = repeated_states(module.get_initial_state(), len(nonempty))
     if Columns.STATE_IN in flat:
         state_in = flat[Columns.STATE_IN]
         if not isinstance(state_in, Mapping) or set(state_in) != set(states):
             names = sorted(state_in) if isinstance(state_in, Mapping) else type(state_in).__name__
             raise ValueError(f"state_in of module {module_id!r} must be a dict of {sorted(states)}, not {names}")
-        kept_sequences = to_tensor(kept)
-        states = {name: to_tensor(state_in[name])[kept_sequences] for name in states}
+        sequences = to_tensor(nonempty)
+        states = {name: to_tensor(state_in[name])[sequences] for name in states}
 
     columns = {
         name: map_tree(to_tensor, value)
@@ -246,17 +246,19 @@ def without_burn_in(columns: TensorColumns, reducer: Reducer) -> TensorColumns:
     # Number of masked rows at the beginning of each sequence. At least one row stays.
     leading = (mask.cumsum(1) == 0).sum(1).clamp(max=lengths - 1)
     size = int(leading.max())
-    longest = int((lengths - torch.where(leading == size, size, 0)).max())
     if reducer.world_size > 1:
-        # The burn-in of all learners may be longer than here, which changes the sequences that it is taken out of.
         size = max(reducer.gather(size))
-        longest = max(reducer.gather(int((lengths - torch.where(leading == size, size, 0)).max())))
+
+    # Only sequences whose burn-in has this size are shortened by it.
+    has_burn_in = leading == size
+    shift = torch.where(has_burn_in, size, 0)
+    longest = int((lengths - shift).max())
+    if reducer.world_size > 1:
+        longest = max(reducer.gather(longest))
     if size == 0 and longest == mask.shape[1]:
         return columns
 
     # Shift the rows of sequences with a burn-in to the left, and cut all sequences to the longest one.
-    has_burn_in = leading == size
-    shift = torch.where(has_burn_in, size, 0)
     steps = torch.arange(longest, device=mask.device)
     rows = (shift.unsqueeze(1) + steps).clamp(max=mask.shape[1] - 1)
     sequences = torch.arange(len(mask), device=mask.device).unsqueeze(1)
@@ -273,7 +275,7 @@ def without_burn_in(columns: TensorColumns, reducer: Reducer) -> TensorColumns:
 
 
 def remembered_rows(columns: TensorColumns, network: MemoryNetwork, target: MemoryNetwork | None) -> TensorColumns:
-    """Return sequences `[S, L, ...]` as rows `[S * L, ...]`, with memories in place of observations.
+    """Return sequences `[S, L, ...]` as rows `[S * L, ...]`, with the networks' memories in place of observations.
 
     The memory of a network at an observation is its features there (`MemoryFeatures`), which depend on all earlier
     observations of the sequence. Networks accept them in place of observations, so a loss can treat the rows like
@@ -378,11 +380,12 @@ class _SequencePlan:
         starts = self._starts(trajectories)
         # With a limit that no piece reaches, each "sequence" is a whole piece.
         first, sizes, _ = cut_into_sequences(starts, num_rows + 1)
-        bootstrap = np.full(num_rows, -1, np.int64)
-        bootstrap[trajectories.bootstrap_index] = np.arange(len(trajectories.bootstrap_index))
-        bootstrap_of_piece = bootstrap[first + (sizes - 1) * num_columns]
+        bootstrap_of_row = np.full(num_rows, -1, np.int64)
+        bootstrap_of_row[trajectories.bootstrap_index] = np.arange(len(trajectories.bootstrap_index))
+        last = first + (sizes - 1) * num_columns
+        bootstrap_of_piece = bootstrap_of_row[last]
 
-        # Sequences, piece by piece.
+        # Sequences, piece by piece. `piece` is the piece of each sequence, and `begin` its first step in the piece.
         sizes_with_bootstrap = sizes + (bootstrap_of_piece >= 0)
         counts = -(-sizes_with_bootstrap // max_seq_len)  # rounded up
         piece = np.repeat(np.arange(len(first)), counts)
@@ -398,6 +401,8 @@ class _SequencePlan:
         observation."""
         self.continues = self.number_in_piece < counts[piece] - 1
         """Whether a sequence `[S]` is followed by another one of its piece."""
+
+        # Rows of each sequence: steps of the rollout, perhaps the bootstrap observation after them, then padding.
         steps = np.arange(int(self.lengths.max()))
         rows = self.first_row[:, None] + steps * num_columns
         is_bootstrap = (steps >= self.real_lengths[:, None]) & (steps < self.lengths[:, None])
@@ -409,14 +414,14 @@ class _SequencePlan:
         """Return the sequences with at least one transition. `valid` `[T, B]` marks transitions; None for all rows."""
         real = np.arange(self.rows.shape[1]) < self.real_lengths[:, None]
         rows = np.where(real, self.rows, 0)
-        counts = real if valid is None else real & valid.reshape(-1)[rows]
-        kept = np.flatnonzero(counts.any(axis=1))
-        width = int(self.real_lengths[kept].max())
+        is_transition = real if valid is None else real & valid.reshape(-1)[rows]
+        trained = np.flatnonzero(is_transition.any(axis=1))
+        width = int(self.real_lengths[trained].max())
         return SequenceRows(
-            to_tensor(np.ascontiguousarray(rows[kept, :width])),
-            to_tensor(self.real_lengths[kept]),
-            to_tensor(np.ascontiguousarray(counts[kept, :width])),
-            rows_of(states, to_tensor(kept)),
+            to_tensor(np.ascontiguousarray(rows[trained, :width])),
+            to_tensor(self.real_lengths[trained]),
+            to_tensor(np.ascontiguousarray(is_transition[trained, :width])),
+            rows_of(states, to_tensor(trained)),
         )
 
     @staticmethod

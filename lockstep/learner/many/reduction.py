@@ -67,7 +67,7 @@ class _JointSumContext(GradientContext, Protocol):
 
 
 class _JointSum(torch.autograd.Function):
-    """Operation that returns the sum of `local` over all learners, with the sum of all learners' gradients.
+    """Operation that returns the sum of `local` over all learners. Its gradient is the sum of all learners' gradients.
 
     Every learner's loss depends on the sum, and so on the `local` of each learner.
     """
