@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,13 +28,12 @@ from lockstep.cluster.learner_worker import (
     take_snapshot,
 )
 from lockstep.cluster.processes import RESERVE_TIMEOUT_S, RayProcesses, start_ray
-from lockstep.data.trajectories import Trajectories
-from lockstep.data.trees import Tree, map_tree
+from lockstep.data.trees import Tree
 from lockstep.learner.config import LearnersSection
 from lockstep.learner.group import LearnerBackend
 from lockstep.learner.many.reduction import LearnerError
 from lockstep.learner.many.request_queue import Kind, UpdateRequest
-from lockstep.learner.many.sharding import EpisodeParts, shards_of
+from lockstep.learner.many.sharding import shards_of
 from lockstep.learner.metrics import Results
 from lockstep.options.restarts import RestartBudget, RestartLimits
 
@@ -296,7 +295,10 @@ class RayLearnerBackend(LearnerBackend):
     def divided(self, request: UpdateRequest, *, is_async: bool) -> UpdateRequest:
         """Return the request with references to each learner's shard, which is copied into Ray's object store."""
         shards = shards_of(request.data, len(self), self._modules)
-        return replace(request, data=StoredShards([self._processes.store(_contiguous(shard)) for shard in shards]))
+        if request.kind == "episodes":
+            # Ray stores contiguous arrays without a copy, and learners read them in place.
+            shards = [shard.contiguous() for shard in shards]
+        return replace(request, data=StoredShards([self._processes.store(shard) for shard in shards]))
 
     def _fetch(self, data: object) -> Any:
         """Return the data with references to Ray's object store replaced by their values."""
@@ -539,21 +541,6 @@ class RayLearnerBackend(LearnerBackend):
         )
         error.__cause__ = result.error
         return error
-
-
-def _contiguous(shard: Tree) -> Any:
-    """Return a shard with contiguous arrays, which Ray stores without a copy and learners read in place."""
-    if not isinstance(shard, EpisodeParts):
-        return shard
-    parts = {}
-    for module_id, part in shard.trajectories.items():
-        stored: dict[str, Any] = {}
-        for item in fields(Trajectories):
-            value = getattr(part, item.name)
-            if item.name != "place":
-                stored[item.name] = None if value is None else map_tree(np.ascontiguousarray, value)
-        parts[module_id] = Trajectories(**stored, place=part.place)
-    return replace(shard, trajectories=parts)
 
 
 def _writable(value: Tree) -> Any:

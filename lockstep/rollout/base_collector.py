@@ -518,7 +518,8 @@ def close_env_on_error(source: object, env: VectorBoundary | AgentEnvs) -> Itera
     """
     try:
         yield
-    except BaseException:  # KeyboardInterrupt too: its traceback would keep the processes alive
+    except BaseException:
+        # This includes KeyboardInterrupt: its traceback would keep the environments and their processes alive.
         if makes_environments(source):
             env.close()
         raise

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lockstep.data.rollout import RolloutStore
-from lockstep.envs import StepResult, VectorBoundary, make_vector
+from lockstep.envs import StepResult, make_vector
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.base_collector import BaseCollector, close_env_on_error, resolve_streams
 from lockstep.rollout.protocols import ActingLike, sole_part
@@ -63,7 +63,7 @@ class Collector(BaseCollector):
         whole_episodes: bool = False,
     ) -> None:
         sole_part(policy)  # refuse a policy that cannot act before environments are constructed
-        boundary = env if isinstance(env, VectorBoundary) else make_vector(env)
+        boundary = make_vector(env)
         with close_env_on_error(env, boundary):
             super().__init__(
                 VectorStepper(policy, boundary, resolve_streams(seed, streams), place),

@@ -196,7 +196,8 @@ class EnvRunnerGroup:
         try:
             self.envs: RunnersEnv = self.foreach_env_runner(EnvRunner.describe)[0]
             """Description of the environments of one runner."""
-        except BaseException:  # KeyboardInterrupt too: nobody else knows the processes
+        except BaseException:
+            # This includes KeyboardInterrupt: nobody else has the group and could end the processes of its runners.
             self.shutdown()
             raise
 

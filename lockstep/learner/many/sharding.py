@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,18 @@ class EpisodeParts:
     """Steps by module id."""
     versions: dict[str, np.ndarray] = field(default_factory=dict)
     """By module id: versions `[N]` of the weights that acted, for the steps that have recorded it."""
+
+    def contiguous(self) -> EpisodeParts:
+        """Return the same steps in contiguous arrays, which other processes can read in place from shared memory."""
+        parts = {}
+        for module_id, part in self.trajectories.items():
+            arrays: dict[str, Any] = {}
+            for item in fields(part):
+                value = getattr(part, item.name)
+                if item.name != "place":
+                    arrays[item.name] = None if value is None else map_tree(np.ascontiguousarray, value)
+            parts[module_id] = Trajectories(**arrays, place=part.place)
+        return replace(self, trajectories=parts)
 
 
 def check_episodes(episodes: object) -> None:
