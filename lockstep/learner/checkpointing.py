@@ -112,10 +112,11 @@ def state_to_restore(folders: Mapping[str, State], component: str | None, curren
         return {**state, LEARNER_CLASS: str(recipe.get("learner_class", "")).rpartition(":")[2]}
 
     restored_state: State = {}
-    for head, part in select_components(state, component, None).items():
+    for name, value in select_components(state, component, None).items():
         # Weights are restored module by module, all other components as a whole.
-        needs_other_parts = "/" in component and head != "rl_module" and head in current
-        restored_state[head] = {**current[head], **part} if needs_other_parts else part
+        is_part = "/" in component
+        needs_other_parts = is_part and name != "rl_module" and name in current
+        restored_state[name] = {**current[name], **value} if needs_other_parts else value
     return restored_state
 
 
@@ -132,10 +133,13 @@ def _modules_of(folders: Mapping[str, State]) -> dict[str, State] | None:
 def _weights_to_restore(trees: Mapping[str, State], component: str | None, current: Mapping[str, Any]) -> State:
     """Return the weights that `component` selects from modules that were saved without a learner, by module id.
 
+    `trees` are their state trees as `_modules_of` returns them, and `current` is the present state of the learner. One
+    module that was saved alone has no id, so `component` or the learner's only module says which module gets it.
+
     Raises `ValueError` if it does not say which module gets them, and `KeyError` for an unknown module.
     """
     head, _, module_id = (component or "").partition("/")
-    known = sorted(current.get("rl_module", {}))
+    learner_modules = sorted(current.get("rl_module", {}))
     if head != "rl_module":
         raise ValueError(
             "this is a checkpoint of modules, without a learner's state; restore their weights with "
@@ -144,12 +148,12 @@ def _weights_to_restore(trees: Mapping[str, State], component: str | None, curre
     if "" not in trees:
         weights = {name: tree["weights"] for name, tree in trees.items()}
         return dict(select_components({"rl_module": weights}, component, None)["rl_module"])
-    if not module_id and len(known) != 1:
+    if not module_id and len(learner_modules) != 1:
         raise ValueError(
-            f"the checkpoint has one module, and the learner has {known}; say which of them with "
+            f"the checkpoint has one module, and the learner has {learner_modules}; say which of them with "
             f"component={head + '/<id>'!r}"
         )
-    return {module_id or known[0]: trees[""]["weights"]}
+    return {module_id or learner_modules[0]: trees[""]["weights"]}
 
 
 def state_from_folders(folders: Mapping[str, State]) -> State:

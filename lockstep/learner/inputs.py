@@ -264,6 +264,7 @@ def steps_of_unknown_policy(versions: np.ndarray, weights_seq_no: int, trajector
     """
     is_old = versions < weights_seq_no
     logp = trajectories.action_logp
+    # Recorded distributions give the log-probabilities, too.
     if not is_old.any() or Columns.ACTION_DIST_INPUTS in (trajectories.recorded or {}):
         return 0
     if logp is not None:

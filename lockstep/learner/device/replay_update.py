@@ -77,7 +77,8 @@ class SampledBuffer(Protocol):
 class ReplayUpdate(DeviceUpdate):
     """Updates of one learner from a replay buffer, and from rollouts as in `DeviceUpdate`.
 
-    The third and all later updates with the same arguments are one launch each. The gradient steps go through the
+    On a CUDA device the third and all later updates with the same arguments are one launch each, for the reason given
+    there. The gradient steps go through the
     learner's hooks, as on the host.
 
     Rows are drawn with the learner's stream `replay`, and noise with its stream `noise/<module id>`. Both are drawn for
@@ -193,9 +194,8 @@ class ReplayUpdate(DeviceUpdate):
             return self._steps_on_share(module_id, replay, num_steps, batch_size)
         learner = self.learner
         samples: list[TensorColumns] = []
-        steps_per_draw = (
-            num_steps if replay.priorities is None else 1
-        )  # number of steps for which rows are drawn at once
+        # With priorities, the rows of a step depend on the errors of the step before.
+        steps_per_draw = num_steps if replay.priorities is None else 1
         with self.stepping() as metrics, learner.in_step(batch_size):
             for _ in range(0, num_steps, steps_per_draw):
                 columns = self._columns(module_id, replay, steps_per_draw * batch_size)

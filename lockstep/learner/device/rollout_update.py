@@ -38,10 +38,10 @@ class RolloutOutcome(NamedTuple):
 
 
 class DeviceUpdate:
-    """Updates of one learner from tensor rollouts, each of them one launch of a CUDA graph.
+    """Updates of one learner from tensor rollouts. On a CUDA device each update is one launch of a graph.
 
-    The first two updates of a shape run eagerly, since a graph cannot record what libraries prepare in them. The third
-    one captures the graph.
+    Only the first two updates of a shape run eagerly, since a graph cannot record what libraries prepare in them. The
+    third one captures the graph.
 
     The gradient steps go through the learner's hooks, as on the host: `prepare_batch` once, then for each minibatch the
     forward pass, losses, gradients and optimizers. Rows are permuted on the device with the learner's stream
