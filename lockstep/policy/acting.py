@@ -55,8 +55,8 @@ class _ConnectorHistory(threading.local):
 class ActingPolicy:
     """Policy that acts with one network and does not learn: a part of a `Policy`, or the policy of an env runner.
 
-    It reads the memory of the network's parameters, so that it acts with new values at once. Any number of threads may
-    call it; each has its own history of connectors with a memory.
+    It shares the memory of the network's parameters: if a learner changes them, it acts with the new values at once.
+    Any number of threads may call it; each has its own history of connectors with a memory.
 
     Args:
         config: The configuration.
@@ -108,6 +108,7 @@ class ActingPolicy:
 
     def check_samples_from_distribution(self) -> None:
         """Raise `ValueError` if the actions while exploring are not samples of the policy's distribution."""
+        # `keeps_density`: actions of this exploration have the density of the distribution, as with gSDE.
         if self.exploration is not None and not self.exploration.keeps_density:
             raise ValueError(
                 f"{self.config.algorithm} explores by {type(self.exploration).__name__}, not by drawing from its "
@@ -192,8 +193,8 @@ class ActingPolicy:
         log-probability must be that of the weights that chose the action. Not for policies with recurrent layers.
         """
         if noise is not None and noise.ndim > 2:
-            # Noise of gSDE is a matrix for each row. The log-probability is that of the action over all matrices, not
-            # that given the drawn one.
+            # Noise of gSDE is a random matrix for each row. The distribution of actions is the one over all matrices:
+            # for one given matrix the action is certain and has no log-probability.
             actions = self.act(obs, noise)
             return actions, self.action_logp(obs, actions)
         dist = self._distribution(obs)
@@ -203,7 +204,9 @@ class ActingPolicy:
     def _distribution(self, obs: Tree) -> Any:
         """Return the distribution of actions for stored observations."""
         actor = self._present_actor()
-        # The same layers as in `act`, whose result for a row does not depend on the other rows of the batch.
+        # A `NumpyActor` computes each row alone. So with its layers the log-probability of an action has the same bits
+        # in a batch of one vector step and in one of a whole rollout. With an exploration the module returns the
+        # distribution.
         if isinstance(actor, NumpyActor) and self.exploration is None:
             return self._dist.from_inputs(torch.from_numpy(actor.dist_inputs(obs)))
         batch = {Columns.OBS: map_tree(self._tensor, self.connectors.obs(obs))}
@@ -387,8 +390,8 @@ class ActingPolicy:
     def random_space(self) -> Any:
         """Space that random actions are drawn from.
 
-        It is the environment's, or the module's if the action connectors have no inverse: the learner needs the actions
-        as the module would have chosen them.
+        It is the environment's action space if the action connectors have an inverse. Otherwise it is the module's
+        action space: the learner needs actions in the module's form, and the environment's could not be converted.
         """
         pipeline = self.connectors.actions
         if pipeline is None or pipeline.has_inverse:
@@ -457,15 +460,18 @@ class ActingPolicy:
             rows: Indices of the rows of each sub-buffer, in the order of time.
         """
         if self.connectors.obs.has_statistics:
+            # `joined=False`: these are all new rows, not one learner's share, so nothing is added up over learners.
             self.connectors.update(buffer[np.concatenate(rows)][Columns.OBS], None, joined=False)
         if self.connectors.rewards is not None:
-            # Time-major columns: rewards are scaled by the deviation of discounted returns, which are sums over time.
+            # Time-major columns: rewards are divided by the standard deviation of discounted returns (sums of rewards,
+            # weighted with a power of gamma), which have to be summed in the order of time.
             shape = (max(map(len, rows)), len(rows))
             rewards = np.zeros(shape, np.float32)
             dones = np.zeros(shape, bool)
             valid = np.zeros(shape, bool)
             for b, index in enumerate(rows):
                 rewards[: len(index), b] = buffer.store.take(Columns.REWARDS, index)
+                # The flags of a row are 0 exactly if its episode continues in the next row.
                 dones[: len(index), b] = buffer.ring.flags[index] != 0
                 valid[: len(index), b] = True
             self.connectors.rewards(rewards, dones, valid)

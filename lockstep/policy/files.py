@@ -20,7 +20,7 @@ from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.learner.targets import target_networks
 from lockstep.policy.acting import ActingPolicy
-from lockstep.policy.new_modules import with_modules
+from lockstep.policy.new_modules import is_module_tree, with_modules
 from lockstep.state.checkpoint import CheckpointError, read_checkpoint
 from lockstep.state.sizes import claims_of
 from lockstep.state.trust import FileNames
@@ -33,7 +33,7 @@ EXPORTS = (".onnx", ".pt", ".pt2")
 
 
 class SavablePolicy(Protocol):
-    """The part of `Policy` that its files use. `Policy` itself imports this module."""
+    """The part of `Policy` that its files use. A protocol, because `Policy` imports this module."""
 
     config: BaseConfig
     learner_group: LearnerGroup
@@ -138,6 +138,8 @@ class PolicyFiles:
     ) -> Path:
         """Write artefacts that act without Lockstep, and return their folder; see `Policy.export`."""
         policy = self.policy
+        # Acting parts of their own: the export acts to compare results, and must not change the policy's history of
+        # observations.
         parts = {module_id: part.with_new_history() for module_id, part in policy.acting.items()}
         if not deterministic:
             for part in policy.acting.values():
@@ -234,7 +236,7 @@ def differences(options: Mapping[str, Any], saved: Mapping[str, Any]) -> str:
     for prefix, here, there, names in pairs:
         changed = [name for name in names if name in there and there[name] != here[name]]
         changes += [f"{prefix}.{name}={there[name]!r} there, {here[name]!r} here" for name in changed]
-    return f"{'; '.join(changes)}. Set them as there. " if changes else ""
+    return f"{'; '.join(changes)}. Set them to the values there. " if changes else ""
 
 
 @contextmanager
@@ -261,7 +263,7 @@ def saved_policy_state(folders: Mapping[str, Any], origin: object) -> Any:
     if "policy" in folders:
         return folders["policy"]["state"]
     content = f"the folders {sorted(folders)}"
-    if {"weights", "spec"} <= set(folders.get("", {})):
+    if is_module_tree(folders.get("", {})):
         content = "an RLModule (RLModule.from_checkpoint reads it)"
     elif "learner" in folders:
         content = "a learner (Learner.from_checkpoint reads it)"

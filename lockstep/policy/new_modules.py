@@ -41,21 +41,20 @@ class InitialModule(NamedTuple):
 
         Args:
             module_id: Id of the new module. In the checkpoint of a policy with several modules it selects one.
-            path: Checkpoint of a module, or of a policy that has a module of this id, or only one module.
+            path: Checkpoint of a module alone, or of a policy. The policy must have a module of this id, or only one
+                module, whose id does not matter.
             trust: Whether all objects that the checkpoint names may be used.
 
         Raises:
             ValueError: The checkpoint has several modules, and none of this id.
         """
         folders = read_checkpoint(Path(path))
-        if {"weights", "spec"} <= set(folders.get("", {})):
+        if is_module_tree(folders.get("", {})):
             # The checkpoint of a module alone has no connectors.
             tree = folders[""]
             connectors = ModuleConnectors().get_state()
         else:
-            trees = {
-                name.rpartition("/")[2]: tree for name, tree in folders.items() if {"weights", "spec"} <= set(tree)
-            }
+            trees = {name.rpartition("/")[2]: tree for name, tree in folders.items() if is_module_tree(tree)}
             chosen = module_id if module_id in trees else next(iter(trees), None)
             if chosen is None or (chosen != module_id and len(trees) > 1):
                 raise ValueError(
@@ -64,12 +63,17 @@ class InitialModule(NamedTuple):
             tree = trees[chosen]
             connectors = state_from_folders(folders)["connectors"][chosen]
         names = FileNames(Path(path), tree["spec"], trust)
+        # A damaged file may claim layers that are larger than the memory: that is refused before they are allocated.
         with claims_of(path):
             spec = RLModuleSpec.from_dict(tree["spec"], names=names)
         return cls(spec, tree["weights"], connectors)
 
     def statistics(self) -> dict[str, Any]:
-        """Return the statistics of the connectors without the returns of running episodes, which are not continued."""
+        """Return the statistics of the connectors for a new module.
+
+        Normalised rewards are divided by the deviation of discounted returns, so the state also has the returns so far
+        of the running episodes. These are left out, because the new module does not continue the episodes.
+        """
         rewards = self.connectors["rewards"]
         if rewards is not None:
             rewards = {**rewards, "returns": np.zeros(0)}
@@ -94,7 +98,8 @@ class NewModule:
         initial: InitialModule | None,
         frozen: bool,
     ) -> Self:
-        """Build a module with the bits that it would have in a configuration that contains it from the beginning.
+        """Build a module with the same initial weights, bit for bit, as if the configuration had contained it from the
+        beginning.
 
         Args:
             config: The configuration of the policy.
@@ -118,7 +123,9 @@ class NewModule:
                 module.set_state(initial.weights)
                 connectors.set_state(initial.statistics())
             except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"what module {module_id!r} is to begin as does not fit it: {error}") from error
+                raise ValueError(
+                    f"the weights or statistics that module {module_id!r} is to begin with do not fit: {error}"
+                ) from error
         return cls(module, connectors, spaces)
 
     @classmethod
@@ -135,9 +142,18 @@ class NewModule:
         return cls(spec.build(), config.build_connectors(*spaces)[0], spaces)
 
     def acting_parts(self, dtype: torch.dtype) -> tuple[RLModule, ModuleConnectors]:
-        """Return the network, in this dtype, and the connectors of a policy whose learners are in other processes."""
+        """Return the network and the connectors that act, for a policy whose learners are in other processes.
+
+        The network is converted to `dtype`.
+        """
+        # Learners set this attribute on their networks; no learner in this process has this one.
         self.module.acting_connectors = self.connectors.acting_names
         return self.module.to(dtype), self.connectors
+
+
+def is_module_tree(tree: Mapping[str, Any]) -> bool:
+    """Return whether a folder of a checkpoint holds a module. `tree`: the folder's content by name."""
+    return {"weights", "spec"} <= set(tree)
 
 
 def overrides_in(recipe: Mapping[str, Any], names: FileNames) -> Any:
@@ -153,8 +169,9 @@ def with_modules(config: ConfigT, modules: Mapping[str, Any], file: FileNames) -
         modules: Descriptions of the modules, by module id.
         file: Resolver of the objects that the state names.
     """
-    # The space of a centralised critic is not part of the configuration: only the environment knows it. So the
-    # specifications have to be taken from the state even if the names of the modules are equal.
+    # The input space of a centralised critic (a value network that sees all agents) is not part of the configuration:
+    # only the environment knows it. So the specifications have to be taken from the state even if the names of the
+    # modules are equal.
     has_critic = any("critic_space" in recipe["spec"] for recipe in modules.values())
     if list(config.module_specs()) == list(modules) and not has_critic:
         return config

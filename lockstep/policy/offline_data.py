@@ -110,8 +110,8 @@ def offline_source(data: object, policy: Policy, origin: str = "") -> OfflineDat
     if part.recorded.has_memory and not isinstance(data, ReplayBuffer):
         names = [type(connector).__name__ for connector in part.recorded.connectors if connector.has_memory]
         raise MalformedBufferError(
-            f"the policy has {', '.join(names)}, which follows environments step by step; give a ReplayBuffer that a "
-            "collector of the policy has filled, whose observations are those that it has made"
+            f"the policy has {', '.join(names)}, whose output depends on earlier steps; give a ReplayBuffer that a "
+            "collector of the policy has filled, because its observations have passed through these connectors"
         )
     source = _source(data, part, origin)
     if len(source) == 0:
@@ -244,6 +244,8 @@ def _check_actions(actions: Tree, part: ActingPolicy) -> None:
         ends = np.cumsum([action_width(subspace) for subspace in subspaces])
         for subspace, columns in zip(subspaces, np.split(column, ends[:-1], axis=-1)):
             _check_part(columns, subspace, part)
+    # Vectors for a Discrete space are not checked: action connectors map the module's vectors to the environment's
+    # numbers, so the space does not bound them.
     elif not isinstance(space, spaces.Discrete) or np.ndim(column) == 1:
         _check_part(column, space, part)
 

@@ -75,7 +75,7 @@ Rollout = RolloutStore | EpisodeStore
 """Buffer of an on-policy update."""
 Replay = RowSource | TensorReplay
 """Buffer of an off-policy or offline update."""
-MAX_BYTES_PER_DRAW = 2**27
+MAX_OBS_BYTES_PER_DRAW = 2**27
 """Largest size in bytes of the observations of samples that are drawn at once for several gradient steps."""
 CONNECTORS = ["learner/connectors"]
 """The component of a learner group's state with the connectors' statistics."""
@@ -144,7 +144,7 @@ class Policy:
         self._training = False
         """Whether the policy is within a training step."""
         self.timesteps = {STEPS_SAMPLED: 0}
-        """Number of sampled steps, by which schedules go. The parts in `acting` share this dict."""
+        """Number of sampled steps, on which schedules depend. The parts in `acting` share this dict."""
 
         spaces_by_module = {DEFAULT_MODULE_ID: (observation_space, action_space)}
         if self.is_multi_agent:
@@ -160,7 +160,8 @@ class Policy:
                     network.critic_space = learner_group.first_learner(Learner.critic_space_of, module_id)
             self._begin_acting(module_id, network, connectors, spaces)
         self._rows_counted: dict[str, np.ndarray] = {}
-        """Number of rows of each sub-buffer of replay that the running statistics contain, by module id."""
+        """How many rows of a module's replay buffer the running statistics contain: by module id, one number for each
+        sub-buffer."""
         self.last_results: dict[str, Any] = {}
         """Results of the last update, by module id."""
         self.last_batch: SampleBatch | MultiAgentBatch | None = None
@@ -266,7 +267,8 @@ class Policy:
         explore: bool | None = None,
         rewards: Tree = None,
     ) -> Any:
-        """Return environment actions for raw observations: `[B, ...]` for `[B, ...]`, or a dict for a dict of agents.
+        """Return environment actions `[B, ...]` for raw observations `[B, ...]`; with several agents both are dicts by
+        agent.
 
         A recurrent policy returns `(actions, state)`. Pass the state `{name: [B, ...]}` with the next observations.
         With several agents the states are a dict by agent.
@@ -324,7 +326,7 @@ class Policy:
 
     @property
     def seen_space(self) -> Any:
-        """Value of `stored_observation_space`, the present name of this property."""
+        """Deprecated name of `stored_observation_space`."""
         message = "Policy.seen_space has a new name: read stored_observation_space"
         warnings.warn(message, DeprecationWarning, stacklevel=2)
         return self.stored_observation_space
@@ -358,30 +360,38 @@ class Policy:
         rewards: Mapping[AgentID, Any],
     ) -> Any:
         """Return the result of `compute_actions` for several agents; each module acts in one batch for its agents."""
-        agents_of: dict[str, list[AgentID]] = {}
         if self.agents is not None:
             observations = {agent: self._with_id(agent, value) for agent, value in observations.items()}
+
+        agents_of: dict[str, list[AgentID]] = {}
+        # Mapping functions get an episode. There is none here, so they get an empty one.
         episode = MultiAgentEpisode(agent_to_module_mapping_fn=self.policy_mapping_fn)
         for agent in observations:
             agents_of.setdefault(self.module_for(agent, episode), []).append(agent)
+
         actions: dict[AgentID, Any] = {}
         after: dict[AgentID, Any] = {}
         for module_id, agents in agents_of.items():
             part = self.acting[module_id]
             stored = [self._stored_form(agent, part, observations[agent], rewards.get(agent)) for agent in agents]
             obs = stack_observations(part.stored_observation_space, stored)
+
+            # Agents without a state begin an episode.
             before = None
             if part.is_stateful:
                 initial = {name: leaf[0] for name, leaf in part.get_initial_state(1).items()}
                 rows = [states.get(agent, initial) for agent in agents]
                 before = {name: np.stack([row[name] for row in rows]) for name in initial}
+
             module_actions = part.act_on_stored(obs, len(agents), before, explore)
             if part.is_stateful:
                 module_actions, new_state = module_actions
                 for i, agent in enumerate(agents):
                     after[agent] = {name: leaf[i] for name, leaf in new_state.items()}
+
             for i, agent in enumerate(agents):
                 if agent in self._histories.recorded:
+                    # Connectors may add the previous action to the next observation.
                     self._histories.recorded[agent].after_step(rows_of(module_actions, slice(i, i + 1)), None)
                 actions[agent] = single_action(module_actions, i)
         return (actions, after) if self.is_stateful else actions
@@ -448,7 +458,8 @@ class Policy:
 
     # -- attributes of the acting part of a single agent ---
 
-    # Properties, also where the part has a method: a policy of several agents must not have these attributes.
+    # Properties, even where the part has a method: for several agents reading one raises `AttributeError`, so that
+    # `hasattr` is False.
 
     @property
     def act(self) -> Callable[..., np.ndarray]:
@@ -554,8 +565,8 @@ class Policy:
         Args:
             sample_size: Number of transitions of a sample, for each module; 0 for the whole rollout or buffer.
             buffer: The rollout or the replay buffer.
-            batch_size: Number of rows of a minibatch of a rollout (of the module with most rows). Defaults to the whole
-                rollout.
+            batch_size: Number of rows of a minibatch of a rollout. With several modules it is the number of the module
+                with the most rows; minibatches of the others are smaller in proportion. Defaults to the whole rollout.
             repeat: Number of passes over a rollout; number of gradient steps, each on a new sample, from a replay
                 buffer. A prioritised buffer gets the errors of a step before the next sample is drawn.
 
@@ -642,9 +653,12 @@ class Policy:
                 has_learned = "total_loss" in results.get(module_id, ())
                 if has_learned and buffers[module_id].is_prioritized:
                     self._update_priorities(module_id, buffers[module_id], batch)
+            # Keep the sample of the first step with a loss that is not finite, for `last_batch`.
             if bad_sample is None and stats[-1].first_bad_step is not None:
                 bad_sample = sample
                 if not buffer.is_by_module:
+                    # Cut it out of the samples that were drawn together. `first_bad_step` counts from 1; units are the
+                    # sequences of a recurrent network, otherwise rows.
                     batch = batches[DEFAULT_MODULE_ID]
                     num_rows = num_units(batch) // num_drawn
                     first_row = sample_size * (stats[-1].first_bad_step - 1)
@@ -681,8 +695,9 @@ class Policy:
         for part in self.acting.values():
             obs = create_empty_array(part.stored_observation_space)
             row_bytes += 2 * sum(leaf.nbytes for leaf in leaves(obs))  # observations and next observations
+        # A recurrent network learns from sequences, each of which has many rows.
         row_bytes *= max((source.rows_of_sample for source in sources), default=1)
-        return min(MAX_STEPS_PER_DRAW, max(1, MAX_BYTES_PER_DRAW // (sample_size * row_bytes)))
+        return min(MAX_STEPS_PER_DRAW, max(1, MAX_OBS_BYTES_PER_DRAW // (sample_size * row_bytes)))
 
     def _update_priorities(self, module_id: str, buffer: RowSource, batch: SampleBatch) -> None:
         """Set the priorities of a sample's rows to the learners' errors in the last gradient step."""
@@ -698,7 +713,7 @@ class Policy:
             buffer.update_weight(batch[Columns.BATCH_INDEXES][has_priority], errors[has_priority])
 
     def training_stats(self, results: dict[str, Any], started: float) -> TrainingStats:
-        """Return the statistics of an update, after acting with its weights.
+        """Let the acting parts take the weights of an update, and return the update's statistics.
 
         Args:
             results: Results of the learner group, by module id.
@@ -728,7 +743,8 @@ class Policy:
         """Return offline data in the form that the algorithm learns from, after adding them to the statistics.
 
         A recurrent network gets sequences: those of the buffer, or sequences of up to `model_config.max_seq_len` rows,
-        half of which are burn-in. Algorithms that are not offline leave a buffer as it is.
+        the first half of which only bring the recurrent state up to date (burn-in). Algorithms that are not offline
+        leave a buffer as it is.
 
         Raises:
             MalformedBufferError: A recurrent network gets rows without an order in time.
@@ -762,7 +778,7 @@ class Policy:
             self._learn_in_process(self.config.copy().learners(num_learners=0))
 
     def bring_home(self) -> None:
-        """Call `use_local_learner`, the present name of this method."""
+        """Deprecated name of `use_local_learner`."""
         warnings.warn("Policy.bring_home has a new name: call use_local_learner", DeprecationWarning, stacklevel=2)
         self.use_local_learner()
 
@@ -930,6 +946,7 @@ class Policy:
             "action_space": describe_space(part.action_space),
             "config_overrides": overrides,
         }
+        # With the user's signature, so that objects that it names are trusted when this user reads it from a file.
         return signed(recipe)
 
     def restore_modules(self, state: Mapping[str, Any], file: FileNames) -> None:
@@ -1110,9 +1127,10 @@ class Policy:
         Args:
             path: The folder.
             policy_mapping_fn: Mapping function that replaces the saved one. Functions without a name are not saved.
-            trust: Whether all objects that the checkpoint names may be used. Objects that a file names are executed, so
-                by default they must be classes of the kind that their options expect, in installed modules, unless this
-                user has written the checkpoint. An environment is not checked before it is constructed.
+            trust: Whether all objects that the checkpoint names may be used. Using such an object executes its code. So
+                by default an object must be a class of the kind that its option expects, in an installed module. A
+                checkpoint that this user has written is always trusted. An environment is not checked before it is
+                constructed.
 
         Raises:
             UntrustedError: The checkpoint names an object that needs `trust=True`.
@@ -1165,7 +1183,8 @@ class Policy:
         Args:
             path: The folder.
             format: `"onnx"`, or `"torch"` for an exported program (`.pt2`).
-            deterministic: Whether the artefact takes the most likely actions. Otherwise an input `noise` selects them.
+            deterministic: Whether the artefact takes the most likely actions. Otherwise it samples them: it has another
+                input `noise`, random numbers that select the actions from the distribution.
             evaluation: `return_mean` and `return_std`, for the model card.
 
         Raises:

@@ -63,7 +63,9 @@ class StateDict:
         if strict and unexpected:
             problems.append(f"unexpected {unexpected}")
         for name, tensor in new.items():
-            # Statistics of running episodes have a row for each environment, whose number may differ.
+            # Statistics of running episodes have a row for each environment, whose number may differ. Names of
+            # connectors begin with `connectors.` or `<module id>.connectors.`; the dot in front makes one test of the
+            # two.
             if tensor.shape != current[name].shape and ".connectors." not in f".{name}":
                 expected = tuple(current[name].shape)
                 problems.append(f"{name} has the shape {tuple(tensor.shape)}, expected {expected}")

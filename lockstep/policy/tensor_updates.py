@@ -14,13 +14,15 @@ from lockstep.tracking.statistics import TrainingStats
 from lockstep.tracking.totals import merge_training_stats
 
 MAX_STEPS_PER_DRAW = 64
-"""Largest number of gradient steps whose samples are drawn at once, if a step does not change the next samples."""
+"""Largest number of gradient steps whose samples are drawn at once. A prioritised buffer draws the sample of each step
+by itself, because a step changes the priorities."""
 MAX_BYTES_PER_DRAW = 2**29
 """Largest size in bytes of samples that are drawn at once on a device for several gradient steps."""
 
 
 class TensorLearningPolicy(Protocol):
-    """The part of `Policy` that updates from a `TensorReplay` use. `Policy` itself imports this module."""
+    """The part of `Policy` that updates from a `TensorReplay` use. A protocol, because `Policy` imports this
+    module."""
 
     learner_group: LearnerGroup
     timesteps: dict[str, int]
