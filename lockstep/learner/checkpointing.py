@@ -23,7 +23,10 @@ COMPONENTS = (
     "rl_module", "optimizer", "connectors", "coefficients", "registered", "should_module_be_updated", "weights_seq_no",
     "lifetime", "metrics", "random",
 )  # fmt: skip
-"""Names of the components of a learner's state."""
+"""Names of the components of a learner's state.
+
+`should_module_be_updated` is `policies_to_train`, `lifetime` are counters over the life of the learner, and
+`registered` is the state that `Learner.register_state` has added."""
 LEARNER_CLASS = "learner_class"
 """Additional key in a state from a checkpoint: the name of the learner's class, for messages if it does not fit."""
 

@@ -395,7 +395,8 @@ class MultiAgentSection(Section[ConfigT]):
     modules after so many environment steps."""
     centralized_critic: Literal["state", "observations"] | bool = False
     """Additional input of the value functions, in training only: the environment's `state()`, or the observations of
-    all agents. `True` takes the state if the environment has one. With PPO this is MAPPO, and `False` is IPPO."""
+    all agents. `True` takes the state if the environment has one. PPO with such a critic is known as
+    MAPPO, and PPO without it as IPPO."""
     agent_id_in_obs: bool = False
     """Append the agent's number to its observations, one-hot, so that agents with a common module can act
     differently."""

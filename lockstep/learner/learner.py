@@ -672,7 +672,10 @@ class Learner(Generic[Training]):
         return bool(allowed(module_id, batch) if takes_batch(allowed) else allowed(module_id))
 
     def note_sampler(self, module_id: str, versions: np.ndarray | Tensor) -> None:
-        """Record the age of the weights that acted, in updates. `versions` `[N]` are their versions in each row."""
+        """Record the age of the weights that acted (the "sampler"), in updates.
+
+        `versions` `[N]` are the versions of these weights in each row.
+        """
         age = self.weights_seq_no - float(versions.sum()) / len(versions)
         self._lags[module_id] = age, len(versions)
 

@@ -152,7 +152,7 @@ class SteppedLearner(StatefulLearner, Protocol):
         """Return whether the update ends with the present pass."""
 
     def note_sampler(self, module_id: str, versions: np.ndarray | Tensor) -> None:
-        """Record the age of the weights that acted. `versions` `[N]` are their versions in each row."""
+        """Record the age of the weights that acted (the "sampler"). `versions` `[N]` are their versions in each row."""
 
     def end_update(
         self,

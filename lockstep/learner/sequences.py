@@ -225,7 +225,10 @@ TARGET_NEXT_OBS = "target_new_obs"
 
 
 class MemoryNetwork(Protocol):
-    """Network with memories: an `RLModule`, its critics, or a copy of them."""
+    """Network with memories: an `RLModule`, its critics, or a copy of them.
+
+    A memory is a recurrent encoder. The policy has one, and value function and critics may have their own.
+    """
 
     is_masked: bool
 
