@@ -422,8 +422,10 @@ class ModuleConnectors:
         """Add the environment's observations to the statistics of observations.
 
         Args:
-            flat_obs: Observations `[N, ...]`. rows: Indices or flags `[N]` of the rows to add. None adds all. joined:
-            Whether each of several learners has other rows. If all have the same rows, there is nothing to join.
+            flat_obs: Observations `[N, ...]`.
+            rows: Indices or flags `[N]` of the rows to add. None adds all.
+            joined: Whether each of several learners has other rows. If all have the same rows, there is nothing to
+                join.
         """
         self.obs.update(flat_obs, rows, self.join if joined else None)
 

@@ -295,6 +295,7 @@ class AgentStepper(Stepper):
         for b in envs:
             if not self._is_running[b]:
                 self._begin(b)
+            # `to_act` has the new observation of each agent that has to act now.
             for agent in self.adapters[b].to_act:
                 rows_of_modules.setdefault(self.adapters[b].episode.module_for(agent), []).append((b, agent))
         self._report_begun(envs)

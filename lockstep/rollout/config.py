@@ -41,8 +41,9 @@ class EnvRunnersSection(Section[ConfigT]):
     explore: bool = True
     """Whether actions are sampled while collecting; otherwise the most likely ones are taken."""
     exploration: Literal["epsilon", "normal", "ou", "gsde", "noisy"] | None = None
-    """Exploration method: "epsilon" or "noisy" weights (DQN and its variants), "normal" or "ou" noise (TD3, SAC),
-    "gsde" (PPO, A2C, SAC). Defaults to the method of the algorithm."""
+    """Exploration method: "epsilon" or "noisy" weights (DQN and its variants), "normal" or "ou" (Ornstein-Uhlenbeck)
+    noise (TD3, SAC), "gsde" (generalised state-dependent exploration; PPO, A2C, SAC). Defaults to the method of the
+    algorithm."""
     exploration_config: dict[str, Any] = option(factory=dict)
     """Options of the exploration method by name: `epsilon` of "epsilon"; `scale` of "normal"; `sigma`, `theta`, `dt` of
     "ou"; `sample_freq`, `log_std_init` of "gsde"; `sigma` of "noisy"."""

@@ -288,8 +288,7 @@ class AsyncGroupCollector(GroupCollector):
     (`RolloutStore.action_logp`; for several agents the extra model output `action_logp`), so that V-trace, an
     off-policy correction, can correct for the lag. With several agents the last action of an agent may have no next
     observation at the end of a fragment. It is then stored in the next fragment, although older weights chose it.
-    `EnvRunnerGroup` describes how lost runners are replaced. If an environment raises, waiting fragments
-    are kept.
+    `EnvRunnerGroup` describes how lost runners are replaced. If an environment raises, waiting fragments are kept.
 
     Args:
         policy: The policy, whose weights the runners act with.
