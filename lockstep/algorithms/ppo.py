@@ -134,6 +134,7 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
         if config.normalize_advantages == "minibatch":
             advantages = self.normalized(advantages, batch)
 
+        # `coefficient` returns the present value of every option in `scheduled`, also of one that is no factor.
         clip_param = self.coefficient(module_id, "clip_param")
         surrogate = clipped_surrogate_loss(
             logp, old_logp, advantages, clip_param=clip_param, dual_clip=config.dual_clip
@@ -151,7 +152,9 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
 
         if config.kl_coeff > 0:
             # The penalty needs a gradient. `approximate_kl` above has none: it was computed from detached
-            # log-probabilities, for the metric only. So the exact divergence takes its place.
+            # log-probabilities, for the metric only. So the divergence is computed exactly here, from the recorded
+            # distributions of the old policy. It replaces the approximation in the metric `mean_kl_loss` as well, which
+            # adapts the coefficient after the update.
             old_dist = dist_cls.from_inputs(batch[Columns.ACTION_DIST_INPUTS])
             mean_kl = self.masked_mean(old_dist.kl(dist), batch)
             loss = loss + self.registered[f"{module_id}/kl_coeff"] * mean_kl
@@ -193,6 +196,8 @@ class PPOConfig(AlgorithmConfig):
     explorations = ("gsde",)  # generalised state-dependent exploration
     learns_from_tensors = True  # rollouts may be on a device, from tensor environments
     learner_class = PPOLearner
-    first_values = ("kl_coeff",)  # only the first value: the learner adapts it, so a resumed run keeps its own
+    # The option is only the first value of the coefficient, which the learner adapts and checkpoints contain. A resumed
+    # run continues with the adapted value, so it refuses another value of the option.
+    first_values = ("kl_coeff",)
     training_class = PPOTraining
     training: PPOTraining[Self]

@@ -8,11 +8,11 @@ Christodoulou 2019, https://arxiv.org/abs/1910.07207. With a' ~ pi(. | s') and t
     policy:       minimise  E[alpha log pi(a | s) - min_k Q_k(s, a)],  a ~ pi      (equation 9)
     temperature:  minimise  E[-alpha (log pi(a | s) + target entropy)]             (equation 18)
 
-The twin critics are one batched product. Their target networks are updated after every gradient step. All three losses
-are computed with the same parameters, and one backward pass gives all gradients. The policy's loss sends no gradient
-into the critics.
+The weights of the two critics are stacked, so that each layer of both is computed by one batched matrix product. Their
+target networks are updated after every gradient step. All three losses are computed with the same parameters, and one
+backward pass gives all gradients. The policy's loss sends no gradient into the critics.
 
-Defaults: those of the paper (table 1): batch 256, two layers of 256 rectified units, Adam with lr 3e-4, tau 0.005,
+Defaults: those of the paper (table 1): batch 256, two layers of 256 units with ReLU, Adam with lr 3e-4, tau 0.005,
 gamma 0.99, a replay buffer of a million transitions, one gradient step for each environment step, and a target entropy
 of minus the number of action dimensions.
 """
@@ -44,17 +44,19 @@ class SACLearner(SoftActorCriticLearner[TargetSoftActorCriticTraining[Any]]):
         self, *, module_id: str, config: TargetSoftActorCriticTraining[Any], batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
         """Return the sum of the losses of critics (equations 5 and 6), policy (9) and temperature (18)."""
-        # A constant for critics and policy; only its own loss changes the temperature.
+        # The losses of critics and policy treat the temperature as a constant. Only `temperature_loss` changes it.
         alpha = self.registered[f"{module_id}/log_alpha"].detach().exp()
         with self.mixed_precision():
             next_values = self.soft_next_values(module_id, batch, alpha)
-            policy_terms, neg_entropy = self.policy_terms(module_id, batch, fwd_out, alpha)
+            # Loss of the policy and negative entropy, `[N]` each: one number for each row.
+            policy_losses, neg_entropy = self.policy_terms(module_id, batch, fwd_out, alpha)
 
         values = values_of_actions(batch, fwd_out["q_values"])
         targets = td_targets(batch, next_values, config.gamma)
+        # The function gets the learner to log the loss, and to keep each row's error for prioritised replay.
         loss = critic_loss(batch, values, targets, module_id=module_id, learner=self)
 
-        actor_loss = self.masked_mean(policy_terms, batch)
+        actor_loss = self.masked_mean(policy_losses, batch)
         self.log(module_id, actor_loss=actor_loss)
         return loss + actor_loss + self.temperature_loss(module_id, batch, neg_entropy)
 
@@ -65,6 +67,8 @@ class SACConfig(AlgorithmConfig):
     algorithm = "sac"
     explorations = ("normal", "ou", "gsde")
     learner_class = SACLearner
+    # The temperature begins with the number `alpha`, or with `initial_alpha` if `alpha="auto"` lets it be learned. A
+    # checkpoint contains it, so a resumed run continues with that value and refuses other values of both options.
     first_values = ("alpha", "initial_alpha")
     training_class = TargetSoftActorCriticTraining
     module_class = DefaultSACModule
@@ -76,4 +80,6 @@ class SACConfig(AlgorithmConfig):
     def __init__(self) -> None:
         super().__init__()
         self.replay(capacity=1_000_000, update_per_step=1.0)
+        # Two hidden layers of 256 units with ReLU. With `free_log_std=False` the network computes the standard
+        # deviations of the actions from the observation, as in the paper, instead of learning one for all observations.
         self.rl_module(model_config={**RECTIFIED, "free_log_std": False, "squash_actions": True})

@@ -108,6 +108,7 @@ class BaseTrainer(ABC):
     """Rollout store, replay buffer or recorded data that the policy learns from."""
     counters: Counters
     """Progress of the run. Each of its values is also an attribute of the trainer."""
+    # `Counters` documents each of these.
     epoch = Counter[int]()
     epoch_steps = Counter[int]()
     env_step = Counter[int]()
@@ -164,10 +165,12 @@ class BaseTrainer(ABC):
         if options.test_in_train and self.stop_fn is None:
             warnings.warn("test_in_train=True is off: it needs a test_collector and a stop_fn", stacklevel=3)
 
-        # A checkpoint must contain the state of the other callbacks after the same event.
+        # Callbacks that write checkpoints receive each event last. For example, an epoch's checkpoint is written after
+        # all other callbacks have counted that epoch, so their state in it is not one event behind.
         savers_last = sorted(options.callbacks, key=lambda callback: callback.writes_checkpoints)
         self.callbacks: list[Callback] = [LoggingCallback(self.logger), *savers_last]
         if options.verbose or options.show_progress:
+            # None redraws one display if the console is a terminal. False prints a line for each epoch.
             self.callbacks.append(ProgressDisplay(live=None if options.show_progress else False))
         self._attach_callbacks(policy.config.callbacks.classes)
         self._run_state = RunState(self)
@@ -175,13 +178,18 @@ class BaseTrainer(ABC):
         self._interrupt = DeferredInterrupt()
         self._phase = RunPhase.NEW
         self.attempt = 0
-        """Number of times that the run was started. It is part of a checkpoint's manifest."""
+        """Number of times that the run was started: 1 for a new run, 2 after it was resumed once.
+
+        Each checkpoint's manifest has the number of the start that wrote it. The newest checkpoint of a folder is the
+        one with the highest number and, among these, the most steps.
+        """
         self.lock: RunLock | None = None
         """Lock of the run's folder, held from the start of the run to its end."""
         self._held_lock = ExitStack()
         """Context of the lock while the run holds it."""
         self.checkpoint_directory: Path | None = None
-        """Folder of the run's checkpoints. `attempt` is higher than that of every checkpoint in it."""
+        """Folder of the run's checkpoints. `_start` sets `attempt` higher than the attempt of each checkpoint in it, so
+        new checkpoints always count as newer."""
         self._reset_records()
 
     def _check_parts(self, options: RunOptions) -> None:
@@ -231,14 +239,15 @@ class BaseTrainer(ABC):
         self._is_stepping = False
         """Whether a training step is running. Modules are then added and removed at the end of the step only."""
         self._is_torn = False
-        """Whether a step has begun to change the state and has not finished. A run cannot continue from such a state
-        with identical results."""
+        """Whether a step has begun to change the state and has not finished changing it. A run cannot continue from
+        such a state with identical results."""
         self._pending_changes: list[Callable[[], None]] = []
         """Changes such as `add_module` that were requested during a training step, in order."""
         self._clock = time.monotonic()
         """Time on the monotonic clock from which the run's seconds are counted.
 
-        It is set so that the seconds before the present start of the run count, and the time between starts does not.
+        In a resumed run it is earlier than the time of resuming by the seconds that the run had already taken. If a run
+        took 60 seconds and is resumed a day later, it continues at 60 seconds.
         """
 
     # -- use ---
@@ -322,7 +331,8 @@ class BaseTrainer(ABC):
         is_restored = self.resume_from_log and self._run_state.restore_logged()
         self.resume_from_log = False
         if not is_restored:
-            # Exploration and schedules depend on the steps, which may continue from the log's counters.
+            # Exploration and schedules depend on the number of steps. It is 0, unless `resume_from_log` has found a log
+            # without a full checkpoint: then only epoch, environment steps and gradient steps were read from the log.
             self.policy.timesteps[STEPS_SAMPLED] = self.position
             if reset_collectors:
                 self._reset_collectors(reset_buffer)
@@ -456,11 +466,14 @@ class BaseTrainer(ABC):
         """
         with self._changing_state():
             result = self.evaluator.finish()
-        # The history keeps these statistics for the whole run, so logged single values are left out.
+        # The history keeps these statistics for the whole run. So the single values that callbacks logged
+        # (`CollectStats.logged`) are left out: they would make it large. Their reduced metrics remain.
         stats = with_reward_metric(self.reward_metric, result.stats).without_values()
         notify_callbacks(self.callbacks, "on_evaluate_end", stats)
         self.counters.count_test(stats)
 
+        # Only a `custom_evaluation_function` that returned numbers gives metrics. They always have a "score", and there
+        # may be no returns from which `compute_score_fn` could compute one.
         score = result.metrics["score"] if result.metrics else score_of(self.compute_score_fn, stats)
         is_best = not math.isnan(score) and (self.best_score is None or score > self.best_score)
         epoch, env_step, gradient_step = result.step_counts
@@ -540,7 +553,10 @@ class BaseTrainer(ABC):
         self.gradient_step += stats.gradient_steps
         self.totals.add_update(stats)
         self.seconds["update"] += stats.train_time
-        self._is_torn = False  # the rest of the step only reports
+        # A step makes one update, which is its last change of the state; the rest only reports. So the state is whole
+        # again before the block of `_changing_state` ends, and a callback that stops the run at `UpdateEnd` gets a
+        # checkpoint.
+        self._is_torn = False
         self._emit(UpdateEnd(*self.counters.step_counts, stats=stats))
 
         bad = stats.bad_losses()
@@ -597,6 +613,7 @@ class BaseTrainer(ABC):
 
     def set_policies_to_train(self, policies_to_train: PoliciesToTrain) -> None:
         """Set which modules learn, beginning with the next update, in the form of `multi_agent(policies_to_train=)`."""
+        # Replay buffers stay as they are: a module that pauses keeps its buffer, which continues to be filled.
         self._apply_between_steps(partial(self.policy.set_policies_to_train, policies_to_train))
 
     def set_policy_mapping_fn(self, policy_mapping_fn: PolicyMapping) -> None:
@@ -613,7 +630,10 @@ class BaseTrainer(ABC):
         self._apply_between_steps(change)
 
     def _apply_between_steps(self, change: Callable[[], None]) -> None:
-        """Make a change of modules now, or during a training step at its end."""
+        """Make a change of modules now, or at the end of the training step if one is running.
+
+        A policy for one agent has a single module, which can be neither removed nor joined by others.
+        """
         if not self.policy.is_multi_agent:
             raise ValueError(
                 "the policy is of one agent, whose module stays; name modules with multi_agent(policies=...)"
@@ -629,8 +649,10 @@ class BaseTrainer(ABC):
             change()
 
     def _update_replay_buffers(self) -> None:
-        """Let the collector make or remove replay buffers, so that each module that learns has one.
+        """Let the collector make or remove replay buffers, so that each module that can learn has one.
 
+        A module cannot learn if it was built with `inference_only`. Whether `policies_to_train` selects a module does
+        not matter here.
         A module's buffer contains the transitions of all agents for which the module may act.
         """
         if self.train_collector is not None:
@@ -671,19 +693,28 @@ class BaseTrainer(ABC):
     def _lacks_steps(self) -> bool:
         """Whether the last epoch was cut short and should be continued.
 
-        This is so after a run with smaller `total_steps`, and after a callback has ended the last epoch of a run. An
-        earlier epoch that was ended by a callback stays short.
+        An example: with `step_per_epoch=1000` the last epoch ended after 400 steps, so `epoch_steps` is -600.
+
+        - If the run reached its `total_steps` there and is now resumed with more, the epoch makes the 600 steps.
+        - If something stopped the run there (a callback, `stop_fn`), a resumed run makes the 600 steps only if this was
+          the last of `max_epoch` epochs, since no other epoch follows. Otherwise the epoch stays short, and the run
+          continues with the next one.
         """
         is_short = self.epoch_steps < 0  # `end_epoch` has subtracted the epoch's length
         if not is_short or self.counters.in_epoch or self._has_all_steps:
             return False
+        # The statistics of an epoch have the stop reason of that time. `total_steps` ends a run without a reason.
         ended_by_total_steps = self.history[-1].info_stat.stop_reason is None
         return ended_by_total_steps or self.epoch >= self.max_epoch
 
     def _end_epoch(self) -> None:
-        """Emit `EpochEnd`. It follows the checkpoint, so a run that is restored from there emits it again."""
+        """Emit `EpochEnd`.
+
+        The event comes after the epoch's checkpoint. So a run that is restored from that checkpoint emits it again.
+        """
         self.counters.stage = EpochStage.BETWEEN
         stats = self.history[-1]
+        # If no episode has ended since the run began, the environment may have no end at all (and no time limit).
         if self.train_collector is not None and stats.train_collect_stat is not None and not self.env_episode:
             warn_endless(self.train_collector, self.env_step, stats.train_collect_stat.n_collected_steps)
         self._emit(EpochEnd(*self.counters.step_counts, stats=stats))
@@ -704,8 +735,9 @@ class BaseTrainer(ABC):
         failures = []
         try:
             if save:
-                # A callback that requested a new module in this step may already name it in its own state, so the
-                # checkpoint must contain the module.
+                # If the run ends within a step, changes that callbacks have requested in it are still pending. They
+                # are made before the checkpoint: a callback that has requested a new module may have the module's id in
+                # its saved state, and then the checkpoint must contain the module.
                 self._apply_pending_changes()
                 if self._saved_at != self.counters.progress:
                     self._checkpoint()
@@ -748,9 +780,12 @@ class BaseTrainer(ABC):
             written = self.save_checkpoint_fn(*self.counters.step_counts)
         path = None if written is None else Path(written)
 
-        # `resume_from_log` uses the log's last record only. Callbacks that write checkpoints record them with a path; a
-        # record without path after theirs would replace it. The checkpoint of an error is not recorded, because a run
-        # must not be resumed from such a state.
+        # There are two writers of checkpoints: `save_checkpoint_fn` above, and callbacks with `writes_checkpoints`. The
+        # latter record their own checkpoints in the log. `resume_from_log` uses the log's last record only, so:
+        # - a checkpoint of `save_checkpoint_fn` is recorded with its path;
+        # - without one the counters are recorded alone, but not if callbacks record: a record without a path would
+        #   replace theirs, which has one;
+        # - the checkpoint of an error is not recorded, because a run must not be resumed from such a state.
         callbacks_record = any(callback.writes_checkpoints for callback in self.callbacks)
         is_error = path is not None and self.stop_reason == "error"
         if (path is not None or not callbacks_record) and not is_error:
@@ -778,13 +813,16 @@ class BaseTrainer(ABC):
 
     @property
     def steps_in_all(self) -> int:
-        """Number of steps in the whole run if nothing ends it earlier. It consists of whole collects."""
+        """Number of steps in the whole run if nothing ends it earlier.
+
+        The missing steps are rounded up to whole collects: 1,000 steps in collects of 300 are 1,200 in the end.
+        """
         limit = self.max_epoch * self.step_per_epoch if self.total_steps is None else self.total_steps
         steps_left = max(0, limit - self.position)
         steps_per_collect = self.step_per_collect or 1
         return self.position + -(-steps_left // steps_per_collect) * steps_per_collect
 
-    # -- plan ---
+    # -- plan of the rest of the run ---
 
     @property
     def steps_left(self) -> int:
@@ -824,8 +862,9 @@ class BaseTrainer(ABC):
     def _may_overshoot(self) -> bool:
         """Return whether a collect may have more steps than requested.
 
-        This is so for collects of whole episodes, and for environments with NEXT_STEP autoreset: rows that only reset
-        an environment are not counted, and the additional vector step that replaces them may contain too many steps.
+        This is so for collects of whole episodes, and for environments with NEXT_STEP autoreset, where a row that only
+        resets an environment does not count as a step. An example with 8 environments: 16 steps are requested, and two
+        vector steps have 2 such rows among their 16. The third vector step adds 8 steps to the 14: 22 in all.
         """
         next_step = getattr(getattr(self.train_collector, "env", None), "autoreset_mode", None) == "NEXT_STEP"
         return next_step or self.policy.config.env_runners.collects_whole_episodes
@@ -872,8 +911,8 @@ class BaseTrainer(ABC):
         The initial weights do not change: they are drawn when the policy is built.
 
         Args:
-            seed: the seed. With None only collectors that were made without a seed are seeded, with the policy's seed,
-                so that the run can be repeated.
+            seed: the seed. None keeps the seeds of collectors that were made with one. The other collectors get the
+                policy's seed, so that the run can be repeated.
 
         Raises:
             ValueError: a collector has env runners, whose environments take the seed from their configuration.
@@ -896,6 +935,7 @@ class BaseTrainer(ABC):
 
     # -- state ---
 
+    # `copy` and `pickle` raise a `TypeError` with this advice.
     __reduce__ = no_copies(
         "collectors and loggers", "build another one, or save_trainer(trainer, path) and restore_trainer(other, path)"
     )
@@ -947,7 +987,8 @@ class BaseTrainer(ABC):
         Args:
             path: folder of the checkpoint.
             attempt: number of this start of the run. Defaults to the trainer's `attempt`.
-            carried: files of the run to include, see `write_checkpoint`.
+            carried: other checkpoints of the run by name, such as the one of the best policy so far, which are kept
+                inside this one. See `write_checkpoint`.
         """
         if attempt is None:
             attempt = self.attempt

@@ -39,6 +39,7 @@ class OnpolicyTrainer(BaseTrainer):
         options = options_from(type(self), self.options_class, self.inapplicable, keywords)
         super().__init__(policy, options)
         if options.batch_size == "auto":
+            # With memory a row of a minibatch is a whole sequence of steps, so it takes fewer rows.
             have_memory = all(acting.is_stateful for acting in policy.acting.values())
             self.batch_size = 8 if have_memory else 64
         else:
@@ -56,6 +57,7 @@ class OnpolicyTrainer(BaseTrainer):
             train_collector.buffer = RolloutStore(
                 num_steps, num_envs, train_collector.observation_space, train_collector.env.action_space
             )
+        # A replay buffer is sampled; the stores of rollouts are not.
         if train_collector.buffer.is_sampled:
             raise ValueError("OnpolicyTrainer learns from rollouts, train_collector has a replay buffer; leave it out")
         self.buffer = train_collector.buffer
@@ -64,11 +66,13 @@ class OnpolicyTrainer(BaseTrainer):
     def training_step(self) -> tuple[CollectStatsBase, TrainingStats | None, bool]:
         """Collect a rollout and update the policy with it. Afterwards the store is empty, while episodes continue."""
         try:
+            # In this context the policy explores, and `Policy.update` is allowed. Elsewhere it acts for evaluation.
             with policy_within_training_step(self.policy):
                 arguments: dict[str, Any] = {"n_step": self.step_per_collect, "n_episode": self.episode_per_collect}
                 if self.collector.launches_updates and self.learns_ahead:
                     # On a device the collector queues the update behind its steps, before it waits for them.
-                    # `policy_update_fn` below then takes no second update: it waits for this one and reports it.
+                    # `policy_update_fn` below does not take a second update: the learner's `device_update` remembers
+                    # the one that was launched, and its `run` only waits for that one and reports it.
                     arguments["then"] = self._launch_update
                 stats = self.collector.collect(**arguments)
             self._count_collect(stats)
@@ -87,8 +91,9 @@ class OnpolicyTrainer(BaseTrainer):
 
         The device then does not idle between collect and update.
         """
-        # A subclass with its own `policy_update_fn` must see the policy before the update, and so must an evaluation
-        # between collect and update. The method is compared because a subclass cannot be expected to declare this.
+        # Two things may run between collect and update, and must get the policy as it is before the update: the
+        # `policy_update_fn` of a subclass, and the evaluation of `test_in_train`. The method is compared because a
+        # subclass cannot be expected to declare that it has its own.
         has_own_update = type(self).policy_update_fn is not OnpolicyTrainer.policy_update_fn
         may_evaluate_between = self.test_in_train and self.stop_fn is not None
         return not has_own_update and not may_evaluate_between
@@ -109,7 +114,7 @@ class OnpolicyTrainer(BaseTrainer):
         """Return a copy of the rollout's columns."""
         return self.buffer.columns()
 
-    # -- plan ---
+    # -- plan of the rest of the run ---
 
     @property
     def _steps_per_update(self) -> int:
@@ -132,7 +137,7 @@ class OnpolicyTrainer(BaseTrainer):
         return facts
 
     def _minibatches_text(self, num_updates: int, per_update: int) -> str:
-        """Return a description of the gradient steps, and of the rows that fill no minibatch."""
+        """Return a description of the gradient steps, and of the rows that are left over when minibatches are full."""
         policy = self.policy
         minibatch = self.batch_size
         passes = f"for each update {count_text(self.repeat_per_collect, 'pass', 'passes')} over"

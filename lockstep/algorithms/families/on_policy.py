@@ -45,6 +45,8 @@ class VTraceTraining(TrainingSection[ConfigT]):
 
     lr: ScheduleLike = 5e-4
     train_batch_size: int = 500
+    # The lag is the age, in updates, of the weights that env runners in other processes act with. With `max_lag=2` the
+    # rollout for update 10 may come from the weights after update 7; the learner then has the weights after update 9.
     max_lag: int = option(1, ge=0)
     """Maximum number of updates by which the weights that env runners in other processes act with may be older than the
     learner's weights. With 0 acting and learning alternate."""
@@ -52,6 +54,7 @@ class VTraceTraining(TrainingSection[ConfigT]):
     """Make the lag exactly `max_lag` updates, so that results are the same in each repetition and for any number of env
     runners. False allows any lag up to `max_lag`, and a train batch consists of the samples that are ready first."""
     grad_clip: float | None = 40.0
+    # IMPALA corrects towards the policy that learns. APPO corrects towards the target network instead.
     vtrace: bool = True
     """Correct for the difference between the policy that acted and the one that learns (APPO: the target network).
     False assumes that they are the same."""
@@ -98,8 +101,9 @@ class EvaluatedRollout:
     values: Any
     """Values [T, B] of the observations: an array, or a tensor for a rollout of tensors."""
     next_values: Any
-    """Values [T, B] of the next observations, of the same type as `values`. At the end of an episode that is the last
-    observation before the environment was reset. Estimators ignore it where an episode has terminated."""
+    """Values [T, B] of the next observations, of the same type as `values`. At the end of an episode the next
+    observation is the episode's last one, not the first one after the reset. Estimators ignore the values at terminated
+    rows."""
     sequences: SequenceRows | None = None
     """Sequences to train on, for a module with a memory."""
     bootstrap_obs: Tree = None
@@ -117,8 +121,8 @@ class OnPolicyLearner(Learner[Training]):
     An on-policy algorithm without a critic subclasses `Learner` and makes its columns with `train_columns`.
     """
 
-    learns_step_by_step = True  # an intrinsic reward can be added to the reward of each step
-    has_state_critic = True  # which may be centralised: observe more than the policy
+    learns_step_by_step = True  # the advantages use the reward of each single step, see `Learner.learns_step_by_step`
+    has_state_critic = True  # a critic of states may be centralised, which means that it observes more than the policy
 
     def setup_module(self, module_id: str) -> None:
         """Compile or load the kernels of estimators and losses now, so that the first update does not wait for them."""
@@ -151,9 +155,9 @@ class OnPolicyLearner(Learner[Training]):
             module, trajectories, obs, bootstrap_obs, critic_obs
         )
 
-        # In the grid [T, B] the value after step t is that of step t + 1. At the rows of `bootstrap_index` an episode
-        # was truncated or the data end: there the next observation is stored separately. After a termination no value
-        # is used.
+        # In the grid [T, B] the value after step t is the value of row t + 1. This is wrong at the rows of
+        # `bootstrap_index`, where an episode was truncated or the rollout stops in the middle of an episode: the next
+        # observation of such a row is not in the grid, but in `bootstrap_obs`. Terminated rows use no next value.
         values = flat_values.cpu().numpy().reshape(trajectories.shape)
         next_values = np.zeros_like(values)
         next_values[:-1] = values[1:]
@@ -162,8 +166,8 @@ class OnPolicyLearner(Learner[Training]):
 
         logp = module.action_dist_cls.from_inputs(dist_inputs).log_prob(actions)
 
-        # Outputs of the policy that acted. A recorded log-probability is used as it is; where there is none, it follows
-        # from the recorded inputs of the distribution, and without these from the present policy's.
+        # Outputs of the policy that acted. The log-probability of a step comes from the first of these that exists:
+        # 1. the recorded log-probability; 2. the recorded inputs of the distribution; 3. the present policy.
         old_dist_inputs = self._recorded(trajectories, Columns.ACTION_DIST_INPUTS, dist_inputs)
         logp_without_record = logp
         if old_dist_inputs is not dist_inputs:
@@ -218,10 +222,10 @@ class OnPolicyLearner(Learner[Training]):
         )
 
     def _read(self, module_id: str, trajectories: Trajectories) -> tuple[Tree, Tensor, Tree, np.ndarray | None]:
-        """Return observations, actions, bootstrap observations and rewards after the connectors.
+        """Apply the connectors to a rollout, and return observations, actions, bootstrap observations and rewards.
 
-        The first three are tensors. The rewards are an array, or None without learner connectors: only these can change
-        rewards.
+        The first three are tensors on the learner's device. The rewards are an array, or None without learner
+        connectors: only these can change rewards.
         """
         connectors = self.connectors[module_id]
         index = trajectories.bootstrap_index
@@ -266,8 +270,9 @@ class OnPolicyLearner(Learner[Training]):
             return rewards
 
         next_obs = map_tree(self.to_tensor, self.connectors[module_id].obs(trajectories.next_obs()))
-        # Only real transitions count in the statistics of the novelty. A learner that has no rows of this module
-        # (`rows_in_step` is 0) has a copy of another learner's, so that all make the same calls; these do not count.
+        # The statistics of the novelty count real transitions only. A learner without own rows of this module
+        # (`rows_in_step` is 0) has a stand-in instead, which is a copy of another learner's rows: with it all learners
+        # make the same calls. The other learner counts these rows, so this one must not.
         rows = trajectories.rows()
         counted = torch.zeros(rewards.size, dtype=torch.bool)
         has_own_rows = self.rows_in_step > 0
@@ -359,6 +364,7 @@ class OnPolicyLearner(Learner[Training]):
         if trajectories.is_on_device:
             return self._advantages_on_device(module_id, trajectories, evaluated)
         options: Any = self.config_of(module_id)
+        # `cuts` are the truncated rows, and also the last row of each episode that continues after the rollout.
         advantages, targets = gae(
             self._rewards(module_id, trajectories, evaluated),
             evaluated.values,
@@ -391,7 +397,7 @@ class OnPolicyLearner(Learner[Training]):
         )
 
         explained: float | Tensor
-        if rollout.share.number > 1:  # each of several ranks has a share of the environments
+        if rollout.share.number > 1:  # number of ranks; each of them has a share of the environments
             host_values = values.detach().flatten().cpu().numpy()
             host_targets = targets.detach().flatten().cpu().numpy()
             explained = self.reducer.explained_variance(host_values, host_targets)
@@ -451,7 +457,8 @@ class OnPolicyLearner(Learner[Training]):
         index = slice(None) if rows is None else rows
         row_values = values.reshape(-1)[index]
         row_targets = targets.reshape(-1)[index]
-        has_own_rows = self.rows_in_step > 0  # otherwise the rows are a stand-in, which must not count
+        # Without own rows the learner has a stand-in (rows copied from another learner), which must not count.
+        has_own_rows = self.rows_in_step > 0
         explained = self.reducer.explained_variance(row_values, row_targets, counts=has_own_rows)
         self.log_for_update(module_id, vf_explained_var=explained)
 
@@ -460,8 +467,9 @@ class OnPolicyLearner(Learner[Training]):
     ) -> TensorColumns:
         """Return the part of the columns that minibatches are taken from.
 
-        Rows of the grid that are no transitions are left out. For a module with memory the rows are put together to S
-        sequences of length L: `[S, L, ...]`.
+        Rows of the grid that are not transitions are left out, such as the vector steps in which NEXT_STEP autoreset
+        only resets an environment. Rows that another learner trains on are left out too. For a module with memory the
+        rows are put together to S sequences of length L: `[S, L, ...]`.
         """
         if evaluated.critic_obs is not None:
             columns = {**columns, Columns.CRITIC_OBS: evaluated.critic_obs}
@@ -487,8 +495,8 @@ class OnPolicyLearner(Learner[Training]):
     def fused_loss(self, module_id: str, config: Any, batch: TensorColumns, fwd_out: Outputs) -> Tensor | None:
         """Return PPO's loss from one kernel, with its terms logged, or None if the kernel cannot compute it.
 
-        For learners with `loss_has_kernel` it is called instead of `compute_loss_for_module`, which follows if this
-        method returns None. Both give the same loss.
+        Learners with `loss_has_kernel` call this method first, and `compute_loss_for_module` only if it returns None.
+        Both give the same loss.
 
         The kernel cannot compute masked rows, a KL penalty, or an overridden `masked_mean` or `normalized`. It also
         requires an action distribution that it knows, the CPU, and no tracing.
@@ -500,6 +508,8 @@ class OnPolicyLearner(Learner[Training]):
         if config.vf_clip_param is not None:
             names.append(Columns.VF_PREDS)
         rows = [batch[name] for name in names]
+        # The kernel averages and normalises by itself. It must not bypass a subclass that overrides these methods, so
+        # the set of overridden methods may have neither of them.
         if (
             Columns.LOSS_MASK in batch
             or config.kl_coeff > 0
@@ -519,7 +529,8 @@ class OnPolicyLearner(Learner[Training]):
         clip_param = self.coefficient(module_id, "clip_param")
         entropy_coeff = self.coefficient(module_id, "entropy_coeff")
 
-        # Advantages are normalised, and losses averaged, over the rows of all learners.
+        # Advantages are normalised, and losses averaged, over the rows of all learners. Each learner fills its own row
+        # of a matrix of zeros. The sum of these matrices has the moments of every learner, as a gather would give them.
         reduction = None
         if self.reducer.world_size > 1:
             learner_moments = torch.zeros(self.reducer.world_size, 3, dtype=torch.float64)
@@ -550,7 +561,7 @@ class OnPolicyLearner(Learner[Training]):
 
 
 def network_inputs(obs: Tree, critic_obs: Tensor | None) -> TensorColumns:
-    """Return the inputs of a network: observations, and those of a centralised critic if there are any."""
+    """Return the inputs of a network: observations, and the observations of a centralised critic if it has one."""
     inputs: TensorColumns = {Columns.OBS: obs}
     if critic_obs is not None:
         inputs[Columns.CRITIC_OBS] = critic_obs
