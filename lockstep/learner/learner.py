@@ -1,4 +1,15 @@
-"""`Learner`: computes gradients from batches, and new parameters from gradients. Only this module calls `backward`."""
+"""`Learner`: computes gradients from batches, and new parameters from gradients.
+
+This is the only file of the library that calls `backward`.
+
+Three conditions decide whether a module (the network of one policy) learns. A *frozen* module never learns. An update
+trains those of the other modules that `policies_to_train` selects and that have data. Within the update, the algorithm
+may step an optimizer in some gradient steps only (`takes_part`): TD3 updates its policy in every second one.
+
+With several learners each one computes on its *own rows* of a minibatch. If it has none for a module, it computes on a
+*stand-in*: a copied row without weight, with which all learners make the same calls. `in_step` says how many own rows
+there are and which modules have a stand-in. `many/sharding.py` describes how rows are divided.
+"""
 
 from __future__ import annotations
 
@@ -117,16 +128,20 @@ class Learner(Generic[Training]):
     scheduled: tuple[str, ...] = ()
     """Names of the training options that may be schedules. `coefficient` returns their present values."""
     loss_has_kernel: bool = False
-    """Whether `fused_loss` computes the numbers of `compute_loss_for_module`. A class that overrides the loss without
-    setting this attribute again has no kernel."""
+    """Whether `fused_loss` computes the same loss and metrics as `compute_loss_for_module`, but with one kernel.
+
+    A subclass that overrides `compute_loss_for_module` has another loss. It counts as without a kernel, unless it sets
+    this attribute again."""
     learns_step_by_step: bool = False
     """Whether the loss uses the reward of each single step of a rollout. An on-policy algorithm needs this to have an
     intrinsic reward."""
     has_state_critic: bool = False
     """Whether the learner trains a value function of states, whose observations may contain more than the policy's."""
     updates_targets_after_step: bool = False
-    """Whether target networks are updated in `after_gradient_step`, the only hook that runs after each compiled step as
-    well. With `framework(compile=True)` an algorithm that learns from a replay buffer or offline needs this."""
+    """Whether target networks are updated in `after_gradient_step` and nowhere else.
+
+    It is the only hook that runs after each single gradient step, compiled or eager. `framework(compile=True)` is
+    refused for an algorithm with a replay buffer or recorded data that does not set this attribute."""
 
     def __init__(
         self,
@@ -175,7 +190,7 @@ class Learner(Generic[Training]):
         self.seconds = dict.fromkeys(STAGES, 0.0)
         """Duration of each stage of the present update, in seconds. A compiled gradient step is one stage, which counts
         as forward and backward."""
-        self.rows_in_step = 0
+        self.rows_in_step = 0  # a property: it sets the weight of the metrics
         self._lags: dict[str, tuple[float, int]] = {}
         """By module id: mean age of the weights that acted, in updates, and the number of rows it is the mean over."""
         self.last_series: dict[tuple[str, str], list[float]] = {}
@@ -184,7 +199,8 @@ class Learner(Generic[Training]):
         """Name of the last tensor whose gradient was not finite, see `nan_policy`."""
         self.compiled: CompiledUpdate | None = None
         self.device_update = ReplayUpdate(self)
-        """Updates from rollouts and replay buffers whose data are on the learner's device."""
+        """Updates whose data are on the learner's device: from rollouts (`run`, of the base class) as well as from
+        replay buffers (`run_steps`)."""
         self.parameter_watch: ParameterWatch | None = None
         self.gradient_watch = GradientWatch()
         self.loss_has_kernel = _kernel_computes_loss(type(self))
@@ -255,7 +271,8 @@ class Learner(Generic[Training]):
     def _prepare_module(self, module_id: str) -> None:
         """Create everything that belongs to a module besides optimizers: connectors, coefficients, registered state."""
         connectors = self.connectors.setdefault(module_id, ModuleConnectors())
-        # Checkpoints of the module name these connectors: who restores it without them is warned.
+        # Checkpoints of the module have the names of these connectors. A warning follows if the module is restored
+        # without them.
         self.module[module_id].acting_connectors = connectors.acting_names
         if self.is_frozen(module_id):
             self.module[module_id].requires_grad_(False)
@@ -308,7 +325,10 @@ class Learner(Generic[Training]):
         return self.module[module_id].inference_only
 
     def learning_modules(self) -> list[str]:
-        """Return the ids of the modules that are not frozen."""
+        """Return the ids of the modules that are not frozen, which means that they can learn.
+
+        An update trains those of them for which `should_module_be_updated` returns True.
+        """
         return [module_id for module_id in self.module if not self.is_frozen(module_id)]
 
     def config_of(self, module_id: str) -> Training:
@@ -387,7 +407,8 @@ class Learner(Generic[Training]):
         options = UpdateOptions(timesteps, num_epochs, minibatch_size, shuffle_batch_per_epoch)
         if isinstance(episodes, TensorRollout):
             return self.device_update.run(episodes, options)
-        # With several learners all of them have to train the same modules, see `many/sharding.py`.
+        # The learners exchange their numbers of rows and agree on the modules of this update. A learner without rows of
+        # such a module gets a copied row of another learner as stand-in. `agreement.parts` has the data by module.
         agreement = agree_on_parts(
             self.module, lambda: self._read_episodes(episodes), options, self.to_tensor, self.reducer
         )
@@ -445,28 +466,35 @@ class Learner(Generic[Training]):
         self.gradient_watch.begin(self.module, self.registered, self.optimizers, columns)
 
         rng = self.streams.numpy("minibatches")
-        # A row is one transition, or for a module with memory a sequence of several.
-        transitions = steps_by_row(columns)
-        # Algorithms that make their batch from episodes report the explained variance themselves.
+        # Number of transitions in each row, by module id. Modules without an entry have one transition in each row. For
+        # a module with memory a row is a sequence of several.
+        row_lengths = steps_by_row(columns)
+        # Values of the first pass, for the explained variance. Algorithms that make their batch from episodes log it
+        # themselves.
         first_values = FirstValues({} if trajectories else columns)
-        trained = dict.fromkeys(columns, 0)
+        trained = dict.fromkeys(columns, 0)  # number of transitions trained on, by module id
         passes = 0
         num_minibatches = 0
         num_rows_used = 0
         for minibatches in module_minibatches(plan.num_rows, options, rng):
+            # A pass. The minibatches are row numbers over all learners; `rows` are this learner's rows among them, by
+            # module id, and `stand_ins` the modules of which it has none. All indices go to the device in one transfer.
             own_minibatches = [plan.own_rows(indices) for indices in minibatches]
-            tensors_of_minibatches = rows_on_device([rows for rows, _ in own_minibatches], self.device)
-            # Own rows by module id, and the same as tensors on the device. For stand-ins see `many/sharding.py`.
-            for (rows, stand_ins), tensors in zip(own_minibatches, tensors_of_minibatches):
+            device_minibatches = rows_on_device([rows for rows, _ in own_minibatches], self.device)
+            for (rows, stand_ins), device_rows in zip(own_minibatches, device_minibatches):
                 sizes = plan.own_sizes(rows, stand_ins)
                 for module_id, size in sizes.items():
-                    per_row = transitions.get(module_id)
-                    # None in `rows` means all rows, and as an index of a numpy array it also takes all of them.
-                    trained[module_id] += size if per_row is None else int(per_row[rows[module_id]].sum())
+                    lengths = row_lengths.get(module_id)
+                    # `rows[module_id]` is None for all rows. As an index None adds an axis, and the sum stays the same:
+                    # np.array([3, 5])[None] is [[3, 5]], with the sum 8.
+                    trained[module_id] += size if lengths is None else int(lengths[rows[module_id]].sum())
+
+                # The gradient step: compiled if that is possible, otherwise eager.
                 with self.in_step(sum(sizes.values()), stand_ins):
-                    if self.compiled is None or not self.compiled.run(columns, tensors):
-                        self._update(take_minibatch(columns, tensors))
+                    if self.compiled is None or not self.compiled.run(columns, device_rows):
+                        self._update(take_minibatch(columns, device_rows))
                     self.after_gradient_step()
+
                 if passes == 0:
                     first_values.add(self.row_values, rows, stand_ins)
                 self.metrics.end_step()
@@ -493,9 +521,13 @@ class Learner(Generic[Training]):
         return self.summarize(self.reducer.sum_counts(trained), counts, time.perf_counter() - started)
 
     def _complete_columns(self, columns: dict[str, TensorColumns], plan: UpdatePlan) -> None:
-        """Add intrinsic rewards and noise to the columns of each module, and check its actions."""
+        """Add intrinsic rewards and noise to the columns of each module, and check its actions.
+
+        The noise are standard normal numbers from which losses draw actions or weights, see `noise_columns`.
+        """
         for module_id, part in columns.items():
-            # Reading the masks takes a while, so the check runs after 0, 1, 2, 4, 8, ... updates only.
+            # Observations may have a mask of the allowed actions. Reading the masks takes a while, so the check for
+            # forbidden actions runs after 0, 1, 2, 4, 8, ... updates only.
             if (self.weights_seq_no & (self.weights_seq_no - 1)) == 0:
                 inputs.look_for_forbidden_actions(part, self.module[module_id], module_id, self._count_and_should_warn)
             novelty = self.novelty_of(module_id)
@@ -556,11 +588,14 @@ class Learner(Generic[Training]):
 
     @contextmanager
     def in_step(self, rows: int, stand_ins: frozenset[str] | None = None) -> Iterator[StepContext]:
-        """Return a context for a gradient step on `rows` own rows. The metrics that it logs have this number as weight.
+        """Return a context for code that computes on `rows` own rows. Metrics logged in it have this number as weight.
+
+        The code is mostly a gradient step, or the part of one module in it. The parts of an update before and after the
+        gradient steps (`prepare_batch`, `end_update`) use it too, since they log metrics and reduce over learners.
 
         `stand_ins` are the ids of the modules that this learner has no own row of, see `many/sharding.py`; None takes
-        those of the present step. Contexts may be nested. After an inner step, the errors and values of rows that it
-        has set can still be read.
+        the stand-ins of the present step. Contexts may be nested. The errors and values of rows that are set within a
+        nested context can still be read after its end.
         """
         outer = self.step_context
         metrics = self.metrics
@@ -612,7 +647,8 @@ class Learner(Generic[Training]):
         self, episodes: Episodes | RolloutEpisodes | EpisodeParts
     ) -> tuple[dict[str, Trajectories], int]:
         """Return the trajectories of the modules to train, if they have steps, and the number of environment steps."""
-        # `EpisodeParts` come with all their modules, so the modules to train are chosen again below.
+        # For `EpisodeParts`, `parts_of_episodes` returns its argument, which may have modules that this update does not
+        # train. So the modules to train are selected here once more.
         parts = parts_of_episodes(episodes, self.module.keys(), self._to_train)
         ids = self._to_train(parts.trajectories)
         for module_id in ids:
@@ -839,8 +875,9 @@ class Learner(Generic[Training]):
 
         `values` are `[N]`, or `[S, L]` for a module with memory. The mean is the same on each learner, but gradients
         flow to the learner's own rows only. The sum of these gradients over all learners is the gradient that one
-        learner with all rows would compute. This holds for every function of such means. A term of the loss that does
-        not come from rows, such as a penalty on parameters, goes through `once`.
+        learner with all rows would compute. A loss may be any function of such means, also a nonlinear one: the sum of
+        its gradients is right as well. A term of the loss that does not come from rows, such as a penalty on
+        parameters, goes through `once`.
         """
         mask = batch.get(Columns.LOSS_MASK)
         if mask is None and self.reducer.world_size == 1:
@@ -889,7 +926,8 @@ class Learner(Generic[Training]):
     def compute_gradients(self, loss_per_module: dict[str, Tensor]) -> Gradients:
         """Compute the gradients of the summed losses, and return them summed over learners, by parameter.
 
-        They are views of the flat gradients.
+        Each optimizer has one flat tensor, `entry.flat.grad`, that contains the gradients of all its parameters. The
+        returned gradients are views of these tensors.
         """
         for entry in self.optimizers:
             entry.flat.zero_grad()
@@ -901,7 +939,8 @@ class Learner(Generic[Training]):
         for entry in self.optimizers:
             self.reducer.sum_(entry.flat.grad)
         self.seconds["reduction"] += time.perf_counter() - started
-        if self.gradient_watch.missing:  # a check is in progress
+        # Parameters without a gradient so far, during a check of the watch. Between checks there are none.
+        if self.gradient_watch.missing:
             self.gradient_watch.observe(self.optimizers)
         return self.optimizers.gradients()
 
@@ -930,6 +969,7 @@ class Learner(Generic[Training]):
         """
         for entry in self.optimizers.of_module(module_id):
             # If all gradients are still views of the flat gradient, norm and clipping take one operation each on it.
+            # Clipping "by norm" cannot use it: it limits the norm of each parameter's gradient separately.
             parts = entry.flat.gradients_from(module_gradients_dict)
             whole = [entry.flat.grad] if parts is entry.flat.grad_views else parts
             norm = global_norm(whole)
@@ -957,7 +997,10 @@ class Learner(Generic[Training]):
         `losses` are the keys of the step's losses: module ids, or `ALL_MODULES`.
         """
         module_id = entry.module_id
-        # The optimizer of a module without a loss of its own can have a common loss, if the module is in the step.
+        # There are two forms of losses: one for each module, or a common one under `ALL_MODULES`. If a module has no
+        # loss of its own, its optimizers are stepped for the common loss, but only if the module has rows in this step.
+        # (`step_context.modules` are the modules with rows; if it is None, all modules count.) Optimizers that are
+        # registered under `ALL_MODULES` are stepped in any case.
         if module_id not in losses and module_id != ALL_MODULES:
             modules_in_step = self.step_context.modules
             present: Collection[str] = self.module if modules_in_step is None else modules_in_step
@@ -994,14 +1037,18 @@ class Learner(Generic[Training]):
         return False
 
     def takes_part(self, entry: RegisteredOptimizer) -> bool:
-        """Return whether an optimizer whose module has a loss is stepped in the present gradient step."""
+        """Return whether an optimizer whose module has a loss is stepped in the present gradient step.
+
+        For algorithms that update a part of the network less often, as TD3 updates its policy in every second step.
+        """
         return True
 
     def pattern(self, num_steps: int) -> Hashable:
         """Return a key of the coming `num_steps` gradient steps: equal keys mean equal operations, step by step.
 
-        If only every second step updates a target, the key says whether the first step does. A CUDA graph of several
-        steps is valid for one key only.
+        Several gradient steps from a replay buffer are captured in one CUDA graph, which always repeats the same
+        operations. So there is one graph for each key. An example: if every second step updates a target network, the
+        key of the next 3 steps says whether the target is updated after step 2, or after steps 1 and 3.
         """
         return None
 
@@ -1274,6 +1321,7 @@ class Learner(Generic[Training]):
             warnings.warn(problem, RuntimeWarning, stacklevel=2)
         if num_without_gradient:
             results[ALL_MODULES]["parameters_without_gradient"] = num_without_gradient
+        # Ids of the modules whose optimizers `end_update` may warn of (learning rates of 0).
         may_warn_of = trained if self.reducer.rank == 0 else ()
         num_bad = self.optimizers.end_update(results, may_warn_of, self.last_series, self.config_of)
         results[ALL_MODULES].update(
@@ -1415,7 +1463,9 @@ class Learner(Generic[Training]):
             CheckpointError: the folder is damaged, or is not a checkpoint.
             ValueError: a part has to be passed in. The message says which.
         """
-        with handed_in(cls):  # a class of the running script, which the file may name
+        # The checkpoint has the name of the learner's class. For a class of the running script (`__main__:MyLearner`)
+        # names are not looked up, except for the classes that this context allows.
+        with handed_in(cls):
             return cls.from_folders(read_checkpoint(Path(path)), names=FileNames(path, {}, trust), **parts)
 
     @classmethod
@@ -1435,12 +1485,16 @@ class Learner(Generic[Training]):
             names: Access to the objects that the checkpoint names. None treats the file as not trusted by the user.
             **parts: See `from_checkpoint`.
         """
+        # The recipe of a checkpoint has everything that a learner is built from: the name of its class, the sections
+        # `training` and `framework`, and the names of custom classes and functions.
         names = FileNames("the checkpoint", {}) if names is None else names
         with claims_of(names.file):  # sizes that the file claims are checked while networks are built
             arguments, class_path, state = checkpointing.arguments_of_saved_learner(folders, names=names, **parts)
         learner_class = cls
         if cls is Learner:
-            names = names.of_part(folders["learner"]["recipe"])  # the recipe has its own signature
+            # A user's signature in a file allows the objects that it names without `trust=True`. The recipe is signed
+            # separately from the rest of the checkpoint, so its names are checked with its own signature.
+            names = names.of_part(folders["learner"]["recipe"])
             otherwise = "build it and use restore_from_path"
             learner_class = checkpointing.class_in_file(class_path, Learner, otherwise, names)
         learner = learner_class(**arguments, reducer=reducer)
