@@ -90,6 +90,7 @@ class APPOLearner(OnPolicyLearner[APPOTraining]):
         )
         # The denominator of equation 4. It limits the weight of actions that the target network finds much less likely
         # than the policy that acted.
+        # An example with the limit 2: for a probability of 0.4 when acting, the denominator is at least 0.2.
         floor = evaluated.old_logp - math.log(config.target_worker_clipping)
         columns = {
             Columns.OBS: evaluated.obs,
@@ -147,6 +148,7 @@ class APPOConfig(AlgorithmConfig):
 
     algorithm = "appo"
     learner_class = APPOLearner
+    # The learner adapts the coefficient, and checkpoints contain it: a resumed run refuses another first value.
     first_values = ("kl_coeff",)
     training_class = APPOTraining
     is_asynchronous = True

@@ -28,6 +28,8 @@ class C51Config(AlgorithmConfig):
     algorithm = "c51"
     explorations = ("epsilon", "noisy")
     learner_class = C51Learner
+    # The number of the atoms is the shape of the network's outputs, and their range is the meaning of the outputs. A
+    # checkpoint contains the network, so a resumed run refuses other values of these options.
     first_values = ("num_atoms", "v_min", "v_max")
     training_class = AtomTraining
     module_class = DistributionalQModule

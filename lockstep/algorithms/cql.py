@@ -10,7 +10,7 @@ For discrete actions the sum is exact. For a Box it is estimated from `num_actio
 of the policy at the observation and at the next observation, each divided by its density (appendix F).
 
 Defaults: those of the paper's code: weight 5, 10 actions, Adam with lr 1e-4 for the policy and 3e-4 for the critics,
-targets without entropy, batch 256, two layers of 256 rectified units.
+targets without entropy, batch 256, two layers of 256 units with ReLU.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 CQL_NOISE = "cql_noise"
 """Column of random numbers for the actions of the estimated sum."""
 LARGEST_MULTIPLIER = 1e6
-"""Upper limit of a learned weight of the conservative term."""
+"""Upper limit of the multiplier that `lagrangian=True` learns for the conservative term."""
 
 
 @dataclass
@@ -79,14 +79,14 @@ class CQLLearner(SoftActorCriticLearner[CQLTraining]):
     """The update of CQL."""
 
     def setup_module(self, module_id: str) -> None:
-        """Make the state of SAC, and the logarithm of the conservative term's weight if that is learned."""
+        """Make the state of SAC, and with `lagrangian=True` the logarithm of the conservative term's multiplier."""
         super().setup_module(module_id)
         if self.config_of(module_id).lagrangian:
             initial = torch.zeros((), dtype=self.dtype, device=self.device)
             self.register_state(f"{module_id}/log_multiplier", nn.Parameter(initial))
 
     def configure_optimizers_for_module(self, module_id: str, config: CQLTraining) -> None:
-        """Register the optimizers of SAC, and "multiplier" if the weight of the conservative term is learned."""
+        """Register the optimizers of SAC, and with `lagrangian=True` "multiplier" for the conservative term."""
         super().configure_optimizers_for_module(module_id, config)
         if config.lagrangian:
             params = [self.registered[f"{module_id}/log_multiplier"]]
@@ -95,6 +95,8 @@ class CQLLearner(SoftActorCriticLearner[CQLTraining]):
     def noise_columns(self, module_id: str) -> dict[str, int]:
         """Return the number of random numbers per row for the policy's actions and for the estimated sum, for a Box."""
         columns = super().noise_columns(module_id)
+        # `num_actions` actions of each of three kinds: uniform, of the policy here, and of the policy at the next
+        # observation. SAC's columns are empty for discrete actions, for which the sum is exact.
         if columns:
             columns[CQL_NOISE] = 3 * self.config_of(module_id).num_actions * columns[NOISE]
         return columns
@@ -104,10 +106,11 @@ class CQLLearner(SoftActorCriticLearner[CQLTraining]):
     ) -> Tensor:
         """Return the losses of SAC plus the conservative term (equation 4)."""
         module: Any = self.module[module_id]
+        # The losses of critics and policy treat the temperature as a constant. Only `temperature_loss` changes it.
         alpha = self.registered[f"{module_id}/log_alpha"].detach().exp()
         with self.mixed_precision():
             next_values = self.soft_next_values(module_id, batch, 0.0 if config.deterministic_backup else alpha)
-            policy_terms, neg_entropy = self.policy_terms(module_id, batch, fwd_out, alpha)
+            policy_losses, neg_entropy = self.policy_terms(module_id, batch, fwd_out, alpha)
 
         # The squared error without SAC's factor 1/2: `min_q_weight` has the meaning that it has in the paper's code.
         values = values_of_actions(batch, fwd_out["q_values"])
@@ -118,10 +121,12 @@ class CQLLearner(SoftActorCriticLearner[CQLTraining]):
         )
         loss = loss + self.conservative_term(module_id, config, batch, fwd_out["q_values"], values)
 
+        # In the first `bc_iters` gradient steps the policy imitates the data: the log-probability of the recorded
+        # action takes the place of the critics' value of the policy's own action.
         if self.registered[f"{module_id}/target"].num_steps < config.bc_iters:
             dist = module.action_dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
-            policy_terms = alpha * neg_entropy - dist.log_prob(batch[Columns.ACTIONS])
-        actor_loss = self.masked_mean(policy_terms, batch)
+            policy_losses = alpha * neg_entropy - dist.log_prob(batch[Columns.ACTIONS])
+        actor_loss = self.masked_mean(policy_losses, batch)
         self.log(module_id, actor_loss=actor_loss)
         return loss + actor_loss + self.temperature_loss(module_id, batch, neg_entropy)
 
@@ -140,6 +145,7 @@ class CQLLearner(SoftActorCriticLearner[CQLTraining]):
         if not self.is_discrete(module_id):
             with self.mixed_precision():
                 all_values = self.sampled_values(module_id, config, batch)
+        # log sum_a exp Q(s, a) is a soft maximum: near the highest of the values if that is much above the others.
         soft_maximum = config.temperature * torch.logsumexp(all_values / config.temperature, -1)
         gap = self.masked_mean((soft_maximum - values).sum(0), batch)
         self.log(module_id, cql_gap=gap)
@@ -147,10 +153,12 @@ class CQLLearner(SoftActorCriticLearner[CQLTraining]):
         if not config.lagrangian:
             return weight * gap
 
-        # Dual gradient descent (appendix F): the multiplier grows while the gap is above the threshold.
+        # Dual gradient descent (appendix F): the multiplier grows while the weighted gap per critic is above the
+        # threshold, and shrinks while it is below. `gap` is a sum over critics, so the threshold counts once for each.
         multiplier = self.registered[f"{module_id}/log_multiplier"].exp().clamp(max=LARGEST_MULTIPLIER)
         num_critics = len(values)
         excess = weight * gap - num_critics * config.lagrangian_thresh
+        # This loss is the same on all learners and has no rows of its own, so `once` makes it count once.
         multiplier_loss = self.once(-multiplier * excess.detach())
         self.log(module_id, multiplier=multiplier, multiplier_loss=multiplier_loss)
         return multiplier.detach() * excess + multiplier_loss
@@ -193,6 +201,8 @@ class CQLConfig(AlgorithmConfig):
 
     algorithm = "cql"
     learner_class = CQLLearner
+    # The temperature begins with one of these options. A checkpoint contains it, so a resumed run continues with that
+    # value and refuses other values of both options.
     first_values = ("alpha", "initial_alpha")
     training_class = CQLTraining
     module_class = DefaultSACModule

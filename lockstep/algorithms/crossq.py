@@ -13,7 +13,7 @@ It is not an option of SAC, because SAC's targets and their two options would ha
 the policy delay and five defaults would change with the option.
 
 Defaults: those of the paper and its published code (github.com/adityab/CrossQ): two critics of two layers of 2048
-rectified units, batch renormalisation (momentum 0.99, running statistics used after 100,000 batches), policy delay 3,
+units with ReLU, batch renormalisation (momentum 0.99, running statistics used after 100,000 batches), policy delay 3,
 Adam with lr 1e-3 and betas (0.5, 0.999), and 5,000 random steps at the beginning. The rest is as in SAC. There are
 three differences: the published code also normalises the features of the policy, trains the policy with critics that
 have already made their step, and leaves the betas of the temperature at (0.9, 0.999). Here policy and temperature are
@@ -155,6 +155,8 @@ class CrossQConfig(AlgorithmConfig):
     algorithm = "crossq"
     explorations = ("normal", "ou", "gsde")
     learner_class = CrossQLearner
+    # The temperature begins with one of these options. A checkpoint contains it, so a resumed run continues with that
+    # value and refuses other values of both options.
     first_values = ("alpha", "initial_alpha")
     training_class = CrossQTraining
     module_class = DefaultCrossQModule

@@ -52,10 +52,15 @@ class DQNLearner(QLearner[DQNTraining]):
     def compute_loss_for_module(
         self, *, module_id: str, config: DQNTraining, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
-        """Return the mean error of `Q(s, a)` for the target `r + gamma max Q'(s', .)` (n-step if the batch is)."""
+        """Return the mean loss of the errors of `Q(s, a)` from the target `r + gamma max_a' Q'(s', a')`.
+
+        In n-step transitions r is the discounted sum of n rewards, s' is the observation after n steps, and gamma^n
+        takes the place of gamma.
+        """
         q_values = outputs_of_actions(fwd_out["q_values"], batch[Columns.ACTIONS])
 
-        # Double Q-learning: the learning network selects the next action, the target network evaluates it.
+        # Double Q-learning: the learning network selects the next action, the target network evaluates it. Without it
+        # the target network does both, and its value of the next action is simply its highest value.
         target_values, selecting_values = self.next_q_values(module_id, batch)
         if selecting_values is None:
             selecting_values = target_values
@@ -68,6 +73,7 @@ class DQNLearner(QLearner[DQNTraining]):
         else:
             row_losses = F.huber_loss(q_values, targets, reduction="none", delta=config.huber_delta)
         self.log(module_id, q_mean=self.masked_mean(q_values.detach(), batch))
+        # Prioritised replay weights the losses. The errors become the new priorities of the rows.
         return self.weighted_loss(module_id, batch, row_losses, errors)
 
 

@@ -10,7 +10,7 @@ All three losses are computed with the same parameters, and one backward pass gi
 or discrete.
 
 Defaults: those of the paper for locomotion: expectile 0.7, beta 3, target rate 0.005, batch 256, two layers of 256
-rectified units, Adam with lr 3e-4; a Gaussian whose mean is squashed by tanh into [-1, 1] and whose standard deviations
+units with ReLU, Adam with lr 3e-4; a Gaussian whose mean is squashed by tanh into [-1, 1] and whose standard deviations
 do not depend on the observation.
 """
 

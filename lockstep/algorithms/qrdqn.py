@@ -54,7 +54,7 @@ class QRDQNLearner(QLearner[QRDQNTraining]):
     def compute_loss_for_module(
         self, *, module_id: str, config: QRDQNTraining, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
-        """Return the quantile Huber loss of the quantiles of `Q(s, a)`, for those of `r + gamma Q'(s', best)`."""
+        """Return the quantile Huber loss between the quantiles of `Q(s, a)` and of `r + gamma Q'(s', best)`."""
         quantiles = outputs_of_actions(fwd_out["value_outputs"], batch[Columns.ACTIONS])
         next_quantiles = self.best_next_outputs(module_id, batch)
         discounts = discounts_of(batch, config.gamma, quantiles.dtype)
@@ -73,6 +73,7 @@ class QRDQNConfig(AlgorithmConfig):
     algorithm = "qrdqn"
     explorations = ("epsilon", "noisy")
     learner_class = QRDQNLearner
+    # The shape of the network depends on it, and checkpoints contain the network: a resumed run refuses another value.
     first_values = ("num_quantiles",)
     training_class = QRDQNTraining
     module_class = DistributionalQModule

@@ -35,6 +35,8 @@ class RainbowConfig(AlgorithmConfig):
     algorithm = "rainbow"
     explorations = ("noisy", "epsilon")
     learner_class = RainbowLearner
+    # The number of the atoms is the shape of the network's outputs, and their range is the meaning of the outputs. A
+    # checkpoint contains the network, so a resumed run refuses other values of these options.
     first_values = ("num_atoms", "v_min", "v_max")
     training_class = AtomTraining
     module_class = DistributionalQModule

@@ -11,7 +11,7 @@ Without these three changes it is DDPG, https://arxiv.org/abs/1509.02971: `TD3Co
 with the same parameters, and one backward pass gives all gradients. The policy's loss sends no gradient into the
 critics.
 
-Defaults: those of the authors' published code: batch 256, two layers of 256 rectified units, Adam with lr 3e-4, tau
+Defaults: those of the authors' published code: batch 256, two layers of 256 units with ReLU, Adam with lr 3e-4, tau
 0.005, gamma 0.99, noise 0.1 while collecting and 0.2 (limited to 0.5) in targets, a replay buffer of a million
 transitions, and one gradient step for each environment step. Noise is in units of actions in [-1, 1].
 """
@@ -56,10 +56,13 @@ class TD3Learner(DelayedActorCriticLearner[TD3Training]):
     def compute_loss_for_module(
         self, *, module_id: str, config: TD3Training, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
-        """Return the loss of the critics (algorithm 1), plus that of the policy in the steps in which it learns."""
+        """Return the loss of the critics (algorithm 1), plus the policy's loss in steps in which the policy learns."""
         loss = self.critic_loss(module_id, config, batch, fwd_out)
+        # The policy learns in every `policy_delay`-th step. In the other steps its optimizer is not stepped either (see
+        # `takes_part`): with a gradient of 0, the moments of Adam would still move the policy.
         if not self.policy_learns(module_id):
             return loss
+        # Values of the policy's own actions by the first critic, whose parameters get no gradient from this loss.
         _, values = self.policy_values(module_id, batch)
         actor_loss = -self.masked_mean(values, batch)
         self.log(module_id, actor_loss=actor_loss)

@@ -7,7 +7,7 @@ https://arxiv.org/abs/2106.06860. The critics are those of TD3. The policy learn
 
 Observations are normalised with the statistics of the data (`environment(normalize_observations=True)`).
 
-Defaults: those of the paper: alpha 2.5, batch 256, two layers of 256 rectified units, Adam with lr 3e-4, tau 0.005,
+Defaults: those of the paper: alpha 2.5, batch 256, two layers of 256 units with ReLU, Adam with lr 3e-4, tau 0.005,
 target noise 0.2 (limited to 0.5).
 """
 
@@ -51,13 +51,14 @@ class TD3BCLearner(DelayedActorCriticLearner[TD3BCTraining]):
     def compute_loss_for_module(
         self, *, module_id: str, config: TD3BCTraining, batch: TensorColumns, fwd_out: Outputs
     ) -> Tensor:
-        """Return the loss of TD3's critics, plus that of the policy (equation 5) in the steps in which it learns."""
+        """Return the loss of TD3's critics, plus the policy's loss (equation 5) in steps in which it learns."""
         loss = self.critic_loss(module_id, config, batch, fwd_out)
         if not self.policy_learns(module_id):
             return loss
 
         actions, values = self.policy_values(module_id, batch)
-        # A constant that makes `alpha` independent of the scale of the rewards.
+        # Mean size of the values, as a constant without gradient. Divided by it, the values are about 1, so `alpha` has
+        # the same effect for small and for large rewards.
         value_scale = self.masked_mean(values.detach().abs(), batch)
         distance = self.masked_mean((actions - batch[Columns.ACTIONS]).square().mean(-1), batch)
         actor_loss = distance - config.alpha / value_scale.clamp(min=1e-8) * self.masked_mean(values, batch)

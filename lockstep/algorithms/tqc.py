@@ -11,7 +11,7 @@ targets are all N M quantiles at the next observation except the d N largest:
 In this way overestimation is controlled in small steps, whereas SAC can only take the smaller of two critics. The
 quantiles are those of QR-DQN (Dabney et al. 2018). Actions are in a Box.
 
-Defaults: those of the paper (its table of hyperparameters): 5 critics of three layers of 512 rectified units, 25
+Defaults: those of the paper (its table of hyperparameters): 5 critics of three layers of 512 units with ReLU, 25
 quantiles, 2 dropped for each critic. The rest is as in SAC. (The paper drops 5 on Hopper, where values diverge, and
 none on HalfCheetah.)
 """
@@ -77,7 +77,7 @@ class TQCLearner(SoftActorCriticLearner[TQCTraining]):
         alpha = self.registered[f"{module_id}/log_alpha"].detach().exp()
         with self.mixed_precision():
             next_quantiles = self.truncated_mixture(module_id, batch, alpha)
-            policy_terms, neg_entropy = self.policy_terms(module_id, batch, fwd_out, alpha)
+            policy_losses, neg_entropy = self.policy_terms(module_id, batch, fwd_out, alpha)
 
         quantiles = fwd_out["q_values"]
         discounts = discounts_of(batch, config.gamma, quantiles.dtype)
@@ -88,7 +88,7 @@ class TQCLearner(SoftActorCriticLearner[TQCTraining]):
         errors = values - targets.mean(-1)
         loss = weighted_critic_loss(batch, row_losses, values, errors, module_id=module_id, learner=self)
 
-        actor_loss = self.masked_mean(policy_terms, batch)
+        actor_loss = self.masked_mean(policy_losses, batch)
         self.log(module_id, actor_loss=actor_loss)
         return loss + actor_loss + self.temperature_loss(module_id, batch, neg_entropy)
 
@@ -104,6 +104,7 @@ class TQCLearner(SoftActorCriticLearner[TQCTraining]):
         target_obs = next_inputs(batch, of_target=True)[Columns.OBS]
         actions, logp = module.sample(next_inputs(batch), batch[NEXT_NOISE])
         quantiles = self.to_tensor(target_critics(target_obs, actions))
+        # From [K, N, M] to one row of K * M quantiles for each transition, the smallest first.
         mixture = quantiles.transpose(0, 1).flatten(1).sort(-1).values
         num_critics = len(quantiles)
         num_remaining = num_critics * (config.num_quantiles - config.quantiles_to_drop)
@@ -120,6 +121,8 @@ class TQCConfig(AlgorithmConfig):
     algorithm = "tqc"
     explorations = ("normal", "ou", "gsde")
     learner_class = TQCLearner
+    # A checkpoint contains the temperature, which begins with one of the first two options, and the network, whose
+    # shape depends on the third one. So a resumed run refuses other values of these options.
     first_values = ("alpha", "initial_alpha", "num_quantiles")
     training_class = TQCTraining
     module_class = DefaultTQCModule

@@ -146,7 +146,7 @@ class TRPOLearner(OnPolicyLearner[TRPOTraining]):
     ) -> Gradients:
         """Clip the critic's gradient, and replace the policy's gradient by the negative step."""
         entry = self.optimizers.get(module_id, "policy")
-        # Taken before the clipping, which changes it in place.
+        # Copied before the clipping, which changes the gradient in place.
         gradient_of_l = -entry.flat.grad
         gradients = super().postprocess_gradients_for_module(
             module_id=module_id, config=config, module_gradients_dict=module_gradients_dict

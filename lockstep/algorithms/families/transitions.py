@@ -34,7 +34,7 @@ COLUMNS = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.TERMINATEDS, C
 NOISE, NEXT_NOISE = "action_noise", "next_action_noise"
 """Columns of random numbers for the policy's actions at an observation, and at the next observation."""
 RECTIFIED = {"hiddens": (256, 256), "activation": "relu", "orthogonal_init": False}
-"""Networks of the papers: two hidden layers of 256 rectified units."""
+"""Networks of the papers: two hidden layers of 256 units with ReLU."""
 DISCRETE_ENTROPY = 0.98
 """Target entropy of `target_entropy="auto"` for discrete actions, as a share of the highest (Christodoulou 2019)."""
 TARGET_NOISE = "target_noise"
