@@ -143,7 +143,7 @@ class CrossQLearner(SoftActorCriticLearner[CrossQTraining]):
         return step_pattern(counts, delays, num_steps)
 
     def after_gradient_step(self) -> None:
-        """Count the steps of the critics that have learned."""
+        """Count the steps of the critics that have learned. `policy_learns` follows from this number."""
         for entry in self.optimizers:
             if entry.name == "critic" and entry.has_loss:
                 self.count(f"{entry.module_id}/critic_steps", 1)

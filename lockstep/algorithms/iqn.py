@@ -68,9 +68,10 @@ class IQNLearner(QLearner[IQNTraining]):
     required_parts = ("value_outputs", "masked", "mean_values")
 
     def noise_columns(self, module_id: str) -> dict[str, int]:
-        """Return the noise columns of the family, and those of the levels.
+        """Return the noise columns of `QLearner`, and columns of noise from which quantile levels are made.
 
-        Levels are drawn for the present values, for the selection of the next action, and for its value.
+        Levels are drawn three times: for the present values, for the selection of the next action (by the learning
+        network with double Q-learning), and for the value of that action by the target network.
         """
         config = self.config_of(module_id)
         return super().noise_columns(module_id) | {
@@ -101,6 +102,8 @@ class IQNConfig(AlgorithmConfig):
     algorithm = "iqn"
     explorations = ("epsilon", "noisy")
     learner_class = IQNLearner
+    # The network in a checkpoint was built with these numbers, so a resumed run refuses other values. The numbers of
+    # levels in training may change: levels are an input of the network.
     first_values = ("num_policy_quantiles", "num_cosines")
     training_class = IQNTraining
     module_class = ImplicitQuantileModule

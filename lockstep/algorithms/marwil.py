@@ -139,6 +139,7 @@ class MARWILLearner(TransitionLearner[MARWILTraining]):
         vf_loss = self.masked_mean(0.5 * advantages.square(), batch)
 
         # The weights are constants: the gradient of the imitation flows through log pi only.
+        # `average` is c^2, the moving average of A^2. The mean of A^2 in this batch is twice the value loss.
         average = self.registered[f"{module_id}/squared_advantages"]
         with torch.no_grad():
             new_average = average.lerp(2.0 * vf_loss.detach(), config.moving_average_sqd_adv_norm_update_rate)

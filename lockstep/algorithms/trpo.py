@@ -151,7 +151,8 @@ class TRPOLearner(OnPolicyLearner[TRPOTraining]):
         gradients = super().postprocess_gradients_for_module(
             module_id=module_id, config=config, module_gradients_dict=module_gradients_dict
         )
-        # A gradient that is not finite is left to `nan_policy`.
+        # The step of the line search takes the place of the gradient. If the gradient is not finite there is no step to
+        # compute: it stays in place, so that the optimizer finds it and does what `nan_policy` says.
         if self.policy_learns and entry.has_loss and bool(gradient_of_l.isfinite().all()):
             batch = self.line_search_batches.pop(module_id)
             with self.in_step(self._weight_of(module_id, batch)):
@@ -161,7 +162,12 @@ class TRPOLearner(OnPolicyLearner[TRPOTraining]):
     def policy_step(
         self, module_id: str, config: TRPOTraining, flat: FlatParameters, gradient_of_l: Tensor, batch: TensorColumns
     ) -> Tensor:
-        """Return the step `[n]` of the policy's parameters, or zeros if the line search accepts no length."""
+        """Return the step `[n]` of the policy's parameters, or zeros if the line search accepts no length.
+
+        The direction is the natural gradient, F^-1 g. F is the Hessian of the mean KL divergence at the present
+        parameters (the Fisher matrix). It is never stored: conjugate gradient needs its products with vectors only. The
+        lengths that are tried are the one with a divergence of about `max_kl`, and shorter ones.
+        """
         initial = flat.data.clone()
         fwd_out = self.forward_train({module_id: batch})[module_id]
         losses, dist = self.policy_losses(module_id, batch, fwd_out)

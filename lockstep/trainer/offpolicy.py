@@ -110,7 +110,7 @@ class OffpolicyTrainer(BaseTrainer):
         with policy_within_training_step(self.policy):
             arguments: dict[str, Any] = {"n_step": self.step_per_collect, "n_episode": self.episode_per_collect}
             if self.collector.launches_updates and self.learns_ahead and not (is_random or is_refilling):
-                # As in `OnpolicyTrainer.training_step`: `policy_update_fn` below takes these steps only once.
+                # As in `OnpolicyTrainer.training_step`: `policy_update_fn` below only waits for the launched steps.
                 arguments["then"] = self._launch_update
             stats = self.collector.collect(**arguments, random=is_random)
         if not is_random and not is_refilling:
