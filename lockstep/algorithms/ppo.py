@@ -86,6 +86,11 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
         self.register_state(f"{module_id}/kl_coeff", initial)
 
     def required_columns(self, module_id: str) -> tuple[str, ...]:
+        """Return the names of the columns that the loss reads. A batch without one of them is refused.
+
+        Batches do not only come from `prepare_batch` below: a program may also hand finished columns to
+        `update_from_batch`. The learner checks both against these names.
+        """
         config = self.config_of(module_id)
         names = [Columns.OBS, Columns.ACTIONS, Columns.ACTION_LOGP, Columns.ADVANTAGES, Columns.VALUE_TARGETS]
         if config.vf_clip_param is not None:
@@ -124,8 +129,11 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
     ) -> Tensor:
         """Return the loss of equation 9: clipped surrogate, value loss and entropy bonus.
 
+        `old_logp` is the log-probability of the action under the policy that acted, `logp` under the present one.
+
         With several learners, `batch` is one learner's part of the minibatch. Means are taken over all parts together.
         """
+        # Despite its name `action_dist_cls` is an object: an `ActionDist`, which describes the distribution of actions.
         dist_cls = self.module[module_id].action_dist_cls
         dist = dist_cls.from_inputs(fwd_out[Columns.ACTION_DIST_INPUTS])
         logp = dist.log_prob(batch[Columns.ACTIONS])
@@ -134,7 +142,8 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
         if config.normalize_advantages == "minibatch":
             advantages = self.normalized(advantages, batch)
 
-        # `coefficient` returns the present value of every option in `scheduled`, also of one that is no factor.
+        # `coefficient` returns the present value of any option in `scheduled`: of `entropy_coeff`, which is a factor in
+        # the loss, and of `clip_param`, which is a limit of the ratio.
         clip_param = self.coefficient(module_id, "clip_param")
         surrogate = clipped_surrogate_loss(
             logp, old_logp, advantages, clip_param=clip_param, dual_clip=config.dual_clip
@@ -153,8 +162,8 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
         if config.kl_coeff > 0:
             # The penalty needs a gradient. `approximate_kl` above has none: it was computed from detached
             # log-probabilities, for the metric only. So the divergence is computed exactly here, from the recorded
-            # distributions of the old policy. It replaces the approximation in the metric `mean_kl_loss` as well, which
-            # adapts the coefficient after the update.
+            # distributions of the old policy. The metric `mean_kl_loss` then logs the exact divergence as well:
+            # `after_gradient_based_update` compares this metric with `kl_target`, to raise or lower the coefficient.
             old_dist = dist_cls.from_inputs(batch[Columns.ACTION_DIST_INPUTS])
             mean_kl = self.masked_mean(old_dist.kl(dist), batch)
             loss = loss + self.registered[f"{module_id}/kl_coeff"] * mean_kl
@@ -169,7 +178,10 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
         return loss
 
     def should_stop_passes(self) -> bool | Tensor:
-        """Return whether the mean KL divergence of the last pass was above `target_kl` for any module."""
+        """Return whether the mean KL divergence of the last pass was above `target_kl` for any module.
+
+        `target_kl` ends an update early. The option `kl_target` is another one: it belongs to the KL penalty.
+        """
         is_above = []
         for module_id in self.learning_modules():
             target_kl = self.config_of(module_id).target_kl
@@ -179,7 +191,7 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
         return reduce(torch.logical_or, is_above) if is_above else False
 
     def after_gradient_based_update(self, *, timesteps: Mapping[str, int] | None = None) -> None:
-        """Adapt the coefficients of the KL penalties (section 4)."""
+        """Adapt the coefficients of the KL penalties (section 4), so that the divergence approaches `kl_target`."""
         for module_id in self.learning_modules():
             config = self.config_of(module_id)
             if config.kl_coeff > 0:
@@ -193,7 +205,9 @@ class PPOConfig(AlgorithmConfig):
     """
 
     algorithm = "ppo"
-    explorations = ("gsde",)  # generalised state-dependent exploration
+    # Allowed values of `env_runners(exploration=...)`. The default is None: actions are samples of the policy's
+    # distribution. "gsde" is generalised state-dependent exploration.
+    explorations = ("gsde",)
     learns_from_tensors = True  # rollouts may be on a device, from tensor environments
     learner_class = PPOLearner
     # The option is only the first value of the coefficient, which the learner adapts and checkpoints contain. A resumed

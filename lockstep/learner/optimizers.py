@@ -48,8 +48,10 @@ FLUSH_EVERY = 128
 """Number of Adam steps between two searches for such moments. In between, 1e-30 * 0.9^128 is not denormal yet."""
 for _method in ("add_param_group", "state_dict", "load_state_dict", "zero_grad"):
     # PyTorch wraps these methods so that its compiler does not trace them. The wrapper loads torch._dynamo at the first
-    # call, which takes a second of each start. Nothing here traces them, so the wrapper is told that the method is
-    # excluded already. A version of torch without the wrapper has no `__wrapped__`, and nothing is changed.
+    # call, which takes a second of each start. It then keeps the excluded version of the method in the method's
+    # attribute `__dynamo_disable`, and calls that one from then on. Nothing here traces these methods, so the attribute
+    # is set to the method itself: the wrapper finds it, calls it, and loads nothing. A version of torch without the
+    # wrapper has no `__wrapped__`, and nothing is changed.
     _unwrapped = getattr(getattr(torch.optim.Optimizer, _method), "__wrapped__", None)
     if _unwrapped is not None:
         _unwrapped.__dict__.setdefault("__dynamo_disable", _unwrapped)
@@ -142,11 +144,11 @@ class FlatParameters:
     def gradients_from(self, gradients: Mapping[nn.Parameter, Tensor]) -> Sequence[Tensor]:
         """Return the gradients of the parameters, in order.
 
-        If the dict holds exactly the views of `grad`, the result is the list `grad_views` itself. The caller can then
-        operate on `grad` instead.
+        The result always holds the gradients in the dict. What matters to the caller is whether the list is the object
+        `grad_views`: the caller can then operate on the flat tensor `grad` instead, once for all parameters.
 
-        On a device the result is `grad_views` even if the dict holds gradients of other optimizers as well: there one
-        operation on the flat tensor saves a launch for each parameter.
+        It is `grad_views` if the dict holds exactly the views of `grad`. On a device it is so even if the dict holds
+        gradients of other optimizers as well: there one operation on the flat tensor saves a launch for each parameter.
         """
         if self.are_views(gradients.values()):
             return self.grad_views
@@ -239,20 +241,24 @@ class RegisteredOptimizer:
     optimizer: torch.optim.Optimizer
     flat: FlatParameters
     schedule: Schedule | None
-    """Schedule of the learning rate. None leaves the rates to the optimizer: a user's may have one for each group."""
+    """Schedule of the learning rate. None leaves the rates to the optimizer: a user's own optimizer may have a
+    different rate for each parameter group."""
     steps_flat: bool
     """Whether the optimizer holds the flat tensor as one parameter. A user's own optimizer holds single parameters."""
     bad_gradient: Tensor | None = None
     """Flat gradient that was not finite since the last report. On the CPU it is the first such gradient, or None; on a
     device the last one, or zeros."""
     suspended: Tensor | None = None
-    """Flag that suspends the optimizer, 0-d float32: while it is 1, steps change nothing. A CUDA graph has no branches,
-    so steps after an early stop are taken all the same, but suspended. None if steps are never suspended."""
+    """Flag that suspends the optimizer, 0-d float32: while it is 1, steps change nothing. None if steps are never
+    suspended.
+
+    A CUDA graph has no branches. So after an early stop it still computes the remaining steps, but they are
+    suspended."""
     rate: Tensor | None = None
     """Learning rate of steps in a CUDA graph, 0-d float32 on the device: a graph would repeat a plain number. None
     takes the learning rate of the optimizer."""
     has_loss: bool = True
-    """Whether the present gradient step has a loss for it. Without one it is not stepped."""
+    """Whether the present gradient step has a loss for this optimizer. Otherwise the learner does not call `step`."""
     updates_at_zero_rate: int = 0
     """Number of updates that trained nothing because the learning rate was 0 and does not rise again."""
     key: str = field(init=False)
@@ -293,7 +299,16 @@ class RegisteredOptimizer:
     def step(self, nan_policy: NanPolicy) -> None:
         """Take one step on the flat gradient. A gradient that is not finite is counted.
 
-        Such a gradient changes nothing, or with `nan_policy="zero"` is 0 in the elements that are not finite.
+        With `nan_policy="zero"` the elements of the gradient that are not finite are set to 0, and the step is taken.
+        With another policy such a gradient changes nothing.
+
+        There are four cases in which parameters do not change:
+
+        1. The optimizer has no loss (`has_loss`): the learner does not call this method.
+        2. The gradient is not finite. On the CPU the host reads that and returns. On a device the host must not wait
+           for the number, so the step is computed, with a flag `skip` on the device that is 1: then it changes nothing.
+        3. Steps are suspended (`suspended`), after an early stop in a CUDA graph: this flag has the same effect.
+        4. Some parameters are frozen: the step changes the others, and the frozen elements get their old values again.
         """
         flat = self.flat
         skip = None
@@ -319,7 +334,14 @@ class RegisteredOptimizer:
             self._take_step(skip)
 
     def _take_step(self, skip: Tensor | None) -> None:
-        """Take one step of the optimizer, unless `skip`, a 0-d tensor that the host does not read, is 1."""
+        """Take one step of the optimizer, unless `skip`, a 0-d tensor that the host does not read, is 1.
+
+        With None the step is always taken. Otherwise there are three ways to respect `skip`:
+
+        1. Plain Adam: its kernel is called directly, with the argument `found_inf`.
+        2. Another fused optimizer: it reads its attribute `found_inf`.
+        3. Any other optimizer takes the step, and then gets its old values again if `skip` is 1.
+        """
         optimizer = self.optimizer
         flat = self.flat
         if self.steps_directly:
@@ -351,6 +373,7 @@ class RegisteredOptimizer:
         else:
             # torch's gradient scaler uses the same attribute: fused optimizers skip the step if it is 1.
             reads_found_inf = self.steps_flat and bool(optimizer.param_groups[0].get("fused"))
+            # If `skip` is None, there is no flag, and torch takes the step.
             if reads_found_inf:
                 optimizer.found_inf = skip  # type: ignore[attr-defined]
             with nullcontext() if reads_found_inf or skip is None else self._restoring(skip.bool()):
@@ -418,9 +441,10 @@ class RegisteredOptimizer:
             self.optimizer.state[by] = self.optimizer.state.pop(param)
 
     def warn_of_zero_rate(self) -> None:
-        """Warn once that updates train nothing, at the second one whose learning rate is 0 and does not rise again.
+        """Count an update whose learning rate is 0 and does not rise again, and warn at the second such update.
 
-        The first one is no reason to warn: a schedule that ends with the run leaves the last update with a rate of 0.
+        The first such update is no reason to warn: a schedule that ends with the run leaves the last update with a rate
+        of 0. The warning is given once.
         """
         if self.schedule is not None and self.schedule.rises_later:
             return
@@ -550,6 +574,8 @@ class OptimizerSet:
         flat = FlatParameters(params)
         optimizer = make if isinstance(make, torch.optim.Optimizer) else make(flat.parameter)
         schedule = None if lr is None else Schedule(lr, name=f"lr of {name}")
+        # If `make` is an optimizer, `optimizer` is that same object: a user's own, which holds single parameters. If it
+        # is a function, it has made an optimizer over the flat tensor.
         entry = RegisteredOptimizer(module_id, name, optimizer, flat, schedule, steps_flat=optimizer is not make)
         if entry.schedule is not None:
             entry.set_lr(entry.schedule(0))
@@ -672,7 +698,9 @@ class OptimizerSet:
             may_warn = entry.module_id in may_warn_of or (may_warn_of and entry.module_id == ALL_MODULES)
             if not any(rates) and may_warn:
                 entry.warn_of_zero_rate()
-            if count:  # gradients are summed over learners, so all of them count the same
+            # Gradients are summed over the learners before they are checked. So each learner has counted the same bad
+            # gradients, and `count` is not added up over learners. A count of 0 needs no write to the device.
+            if count:
                 entry.bad_steps.zero_()
         return int(sum(counts))
 
@@ -737,7 +765,9 @@ class OptimizerSet:
             entry.optimizer.load_state_dict({"state": tensors, "param_groups": groups})
             if entry.schedule is None or not saved["schedule"]:
                 continue
-            saved_lr = entry.schedule.follow(saved["schedule"])  # None if the schedule has not changed
+            # `follow` moves the schedule to the saved step. It returns the saved learning rate if the present schedule
+            # has another one there, because the configuration has changed since; otherwise None.
+            saved_lr = entry.schedule.follow(saved["schedule"])
             if saved_lr is not None:
                 entry.set_lr(entry.schedule.value)
                 warn_of_configured(f"the learning rate of {entry.key}", entry.schedule.value, saved_lr)
@@ -757,6 +787,9 @@ def configured_optimizer(config: TrainingSection[Any]) -> Callable[[nn.Parameter
     known = inspect.signature(make).parameters
     takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values())
     for name in settings:
+        # Example of the whole message: "training.optimizer_kwargs={'lr': 0.1} is not allowed for
+        # training.optimizer='adam': 'lr' is not one of them; set training(lr=...), which may be a schedule, too".
+        # "Them" are the settings that `optimizer_kwargs` may contain.
         if name in elsewhere:
             raise ValueError(f"{where}: {name!r} is not one of them; {elsewhere[name]}")
         if name not in known and not takes_all:

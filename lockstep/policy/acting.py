@@ -44,7 +44,11 @@ STATISTICS_CHUNK = 65_536
 
 
 class _ConnectorHistory(threading.local):
-    """Recording connectors that follow the rows of `compute_actions`. Each thread has its own copy."""
+    """Copy of the connectors `ActingPolicy.recorded`, with the memory of the episodes that `compute_actions` acts in.
+
+    A frame stack, for example, keeps the last frames of each row. A row is the same episode in consecutive calls. Each
+    thread has its own copy.
+    """
 
     def __init__(self, recorded: ObsPipeline) -> None:
         self.recorded = recorded.copy()
@@ -109,6 +113,8 @@ class ActingPolicy:
     def check_samples_from_distribution(self) -> None:
         """Raise `ValueError` if the actions while exploring are not samples of the policy's distribution."""
         # `keeps_density`: actions of this exploration have the density of the distribution, as with gSDE.
+        # Of the two options that the message names, `--sample` is that of the command `export`, and
+        # `deterministic=True` that of `Policy.export`, for the same choice.
         if self.exploration is not None and not self.exploration.keeps_density:
             raise ValueError(
                 f"{self.config.algorithm} explores by {type(self.exploration).__name__}, not by drawing from its "
@@ -124,6 +130,10 @@ class ActingPolicy:
     @property
     def act(self) -> Callable[..., np.ndarray]:
         """Function `act(obs, noise)` that returns actions as learned from, `[B, ...]`, for stored observations.
+
+        "As learned from" is the form in which the network gives actions and losses read them. `to_env` converts them to
+        the environment's form. Example: for `Discrete(3, start=1)` the learner's action 0 is the environment's action
+        1.
 
         Read this property in each collect: an older function may act with parameters that were replaced since.
         """
@@ -193,8 +203,9 @@ class ActingPolicy:
         log-probability must be that of the weights that chose the action. Not for policies with recurrent layers.
         """
         if noise is not None and noise.ndim > 2:
-            # Noise of gSDE is a random matrix for each row. The distribution of actions is the one over all matrices:
-            # for one given matrix the action is certain and has no log-probability.
+            # Noise of gSDE is a random matrix for each row. For one given matrix the action is certain and has no
+            # log-probability. So the log-probability is that of the action if the matrix is unknown: if it is drawn
+            # from normal numbers, actions are normally distributed.
             actions = self.act(obs, noise)
             return actions, self.action_logp(obs, actions)
         dist = self._distribution(obs)
@@ -204,9 +215,11 @@ class ActingPolicy:
     def _distribution(self, obs: Tree) -> Any:
         """Return the distribution of actions for stored observations."""
         actor = self._present_actor()
-        # A `NumpyActor` computes each row alone. So with its layers the log-probability of an action has the same bits
-        # in a batch of one vector step and in one of a whole rollout. With an exploration the module returns the
-        # distribution.
+        # 1. Without an exploration the `NumpyActor` is used, if there is one. It computes each row alone, so the
+        #    log-probability of an action has the same bits in a batch of one vector step and in one of a whole rollout.
+        #    A matrix product of torch may round a row differently in batches of different sizes.
+        # 2. Otherwise the module is used. With an exploration the distribution may be part of the module's forward
+        #    pass: with gSDE, for example, the policy's head computes the deviations from the features.
         if isinstance(actor, NumpyActor) and self.exploration is None:
             return self._dist.from_inputs(torch.from_numpy(actor.dist_inputs(obs)))
         batch = {Columns.OBS: map_tree(self._tensor, self.connectors.obs(obs))}
@@ -287,9 +300,11 @@ class ActingPolicy:
         return single_action(actions, 0), {name: leaf[0] for name, leaf in after.items()}
 
     def reset(self, env_index: int | np.ndarray | None = None) -> None:
-        """Begin episodes in these rows of `compute_actions`, for connectors with a memory. Collectors have their own.
+        """Begin episodes in these rows of `compute_actions`, for connectors with a memory.
 
         `env_index` defaults to all rows; the next call may then have another number of rows.
+
+        Collectors do not need this call: each has its own copy of the connectors, and resets it when an episode begins.
         """
         self._history.recorded.reset(env_index)
         if env_index is None:
@@ -310,6 +325,9 @@ class ActingPolicy:
                     "other episodes begin"
                 )
             history.num_rows = rows
+        # A step is recorded in two halves. Its actions are known when the policy has acted, at the end of this call.
+        # Its rewards are known after the environment's step: the next call gets them. So `rewards` belong to the
+        # actions of the call before, and must be recorded before the connectors see the new observations.
         if rewards is not None:
             recorded.after_step(None, np.asarray(rewards))
         result = self.act_on_stored(recorded(obs), rows, state, explore)
@@ -320,6 +338,7 @@ class ActingPolicy:
         """Return the result of `compute_actions` for `rows` observations as they are stored, already checked."""
         explores = self.is_exploring if explore is None else explore
         noise = self.draw_noise(self.rng, (rows,)) if explores else None
+        # The results are copied because `to_env` may return views: the parts of a Dict of actions share one array.
         if not self.is_stateful:
             return map_tree(np.copy, self.to_env(self.act(obs, noise)))
         actions, after = self.act_with_state(obs, noise, self._checked_state(state, rows))
@@ -333,7 +352,7 @@ class ActingPolicy:
     def act_with_state(
         self, obs: Tree, noise: np.ndarray | None, state: Mapping[str, np.ndarray]
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Return the actions of a recurrent policy as learned from, and the state after them.
+        """Return the actions of a recurrent policy in the form as learned from (see `act`), and the state after them.
 
         Raises `TypeError` for a policy without recurrent layers.
         """
@@ -406,7 +425,11 @@ class ActingPolicy:
         return self._dist.from_env(actions)
 
     def check_action_form(self, buffer: ReplayBuffer) -> None:
-        """Raise `MalformedBufferError` for a buffer with actions of another form than the policy learns from."""
+        """Raise `MalformedBufferError` for a buffer with actions of another form than the policy learns from.
+
+        The message suggests `buffer.to_batch()`: it returns a batch with actions in the environment's form, and the
+        policy converts the actions of a batch to its own form when it reads them.
+        """
         if buffer.action_form != self.action_form:
             raise MalformedBufferError(
                 f"the replay buffer holds {describe_actions(buffer.action_form)}, and the policy learns from "
@@ -416,7 +439,17 @@ class ActingPolicy:
 
     @property
     def action_form(self) -> ActionForm | None:
-        """Form of the actions that the policy learns from; None if it is the environment's."""
+        """Form of the actions that the policy learns from; None if the environment's actions have the same form.
+
+        It is None for `Discrete(3)`, for example, and for a `Box` of shape (2,) if actions are not rescaled. It is an
+        `ActionForm`, which converts in both directions, for:
+
+        - a Dict or Tuple;
+        - a shape that is not flat, such as (2, 2);
+        - a start other than 0, such as `Discrete(3, start=1)`;
+        - a policy that acts in [-1, 1] if the bounds of the `Box` are others.
+        """
+        # `ActionForm.of` returns None if both forms are equal.
         actions = self.connectors.actions
         if actions is None:
             return ActionForm.of(self.action_space)
@@ -506,7 +539,10 @@ class AgentsActingPolicy:
         self.acting = dict(acting)
         self._mapping = config.multi_agent.policy_mapping_fn
         self._recipes: Mapping[str, Any] = {}
-        """Descriptions that the modules that were added in the run are built from, by module id."""
+        """Descriptions of the modules that were added in the run, by module id: their spaces and their network's spec.
+
+        Env runners build the modules from them. (The recipes in `lockstep.recipes`, tested settings of an algorithm,
+        are something else.)"""
         self.timesteps = {STEPS_SAMPLED: 0}
         for part in self.acting.values():
             part.timesteps = self.timesteps
@@ -545,6 +581,8 @@ class AgentsActingPolicy:
         """Return the acting part of a module that was added in the run."""
         if module_id not in weights.recipes:
             raise ValueError(f"the weights are of the module {module_id!r}, this policy has {list(self.acting)}")
+        # A description names objects to import, such as the class of the network. `IN_MEMORY` imports them without the
+        # check that names in a checkpoint need: the description comes with the weights, from the run's own policy.
         new = NewModule.from_recipe(self.config, weights.recipes[module_id], IN_MEMORY)
         module, connectors = new.acting_parts(getattr(torch, self.config.framework.dtype))
         observation_space, action_space = new.spaces

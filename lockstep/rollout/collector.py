@@ -17,12 +17,12 @@ from lockstep.state.streams import RandomStreams
 class Collector(BaseCollector):
     """Collector that steps all environments of a vector together.
 
-    Observations pass through a copy of the policy's connectors `recorded` (frame stacks, previous actions, resized
-    images) before they are stored and acted on. The policy samples its actions within a training step, and elsewhere if
-    `exploration_noise` or `epsilon` is set.
+    Before observations are stored and acted on, they pass through connectors such as frame stacks, previous actions and
+    resized images. These are a copy of the connectors in the policy's attribute `recorded`. The policy samples its
+    actions within a training step, and elsewhere if `exploration_noise` or `epsilon` is set.
 
     A collect that fails leaves no row behind, and the next one begins new episodes. A `ReplayBuffer` is an exception:
-    it gets pieces of 128 vector steps, and only the piece that fails is not stored.
+    it gets the steps in blocks of at most 128 vector steps, and only the block that fails is not stored.
 
     Args:
         policy: The policy that acts.
@@ -62,7 +62,10 @@ class Collector(BaseCollector):
         place: tuple[int, int] | None = None,
         whole_episodes: bool = False,
     ) -> None:
-        sole_part(policy)  # refuse a policy that cannot act before environments are constructed
+        # `sole_part` returns the acting part of a policy with one module. Here it is called for its check only: it
+        # raises an error for a policy with several modules or an object that cannot act, before environments are
+        # constructed.
+        sole_part(policy)
         boundary = make_vector(env)
         with close_env_on_error(env, boundary):
             super().__init__(
@@ -79,5 +82,9 @@ class Collector(BaseCollector):
 
     @property
     def store(self) -> RolloutStore | None:
-        """Store that steps are written into: the buffer itself, or a `ReplayWriter` in front of a `ReplayBuffer`."""
+        """Store that steps are written into; None without a buffer.
+
+        If the buffer is a `RolloutStore`, it is the buffer itself. For a `ReplayBuffer` it is a `ReplayWriter`, a
+        subclass of `RolloutStore` that passes the steps on to the buffer.
+        """
         return self.stepper.store

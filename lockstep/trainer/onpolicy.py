@@ -39,7 +39,9 @@ class OnpolicyTrainer(BaseTrainer):
         options = options_from(type(self), self.options_class, self.inapplicable, keywords)
         super().__init__(policy, options)
         if options.batch_size == "auto":
-            # With memory a row of a minibatch is a whole sequence of steps, so it takes fewer rows.
+            # With memory a row of a minibatch is a whole sequence of steps, so it takes fewer rows. If only some
+            # modules have memory it stays at 64: the size counts rows of the module that has most, which is usually one
+            # without memory.
             have_memory = all(acting.is_stateful for acting in policy.acting.values())
             self.batch_size = 8 if have_memory else 64
         else:
@@ -64,19 +66,35 @@ class OnpolicyTrainer(BaseTrainer):
         """Store of the rollout: a `RolloutStore`, or an `EpisodeStore` for several agents."""
 
     def training_step(self) -> tuple[CollectStatsBase, TrainingStats | None, bool]:
-        """Collect a rollout and update the policy with it. Afterwards the store is empty, while episodes continue."""
+        """Collect a rollout and update the policy with it.
+
+        Afterwards the store is empty. The environments are not reset: the next collect continues their episodes.
+
+        Returns the statistics of the collect, those of the update, and whether the run should stop.
+
+        On a device the update may be launched ahead, in this order:
+
+        1. `collect` launches the steps, then calls `_launch_update`, which launches the update behind them.
+        2. `collect` waits for the steps and returns their statistics, which `_count_collect` counts.
+        3. `policy_update_fn` calls `policy.update`, which waits for the launched update and returns its statistics.
+
+        Otherwise `policy_update_fn` makes the update.
+        """
         try:
             # In this context the policy explores, and `Policy.update` is allowed. Elsewhere it acts for evaluation.
             with policy_within_training_step(self.policy):
                 arguments: dict[str, Any] = {"n_step": self.step_per_collect, "n_episode": self.episode_per_collect}
                 if self.collector.launches_updates and self.learns_ahead:
-                    # On a device the collector queues the update behind its steps, before it waits for them.
-                    # `policy_update_fn` below does not take a second update: the learner's `device_update` remembers
-                    # the one that was launched, and its `run` only waits for that one and reports it.
+                    # The collector calls this function between the launch of its steps and the wait for them. The
+                    # learner's `device_update` (`learner/device/rollout_update.py`) remembers the launched update. So
+                    # `policy.update` in `policy_update_fn` below takes no second one: through the learner it reaches
+                    # `device_update.run`, which waits for the launched update and reports it.
                     arguments["then"] = self._launch_update
                 stats = self.collector.collect(**arguments)
             self._count_collect(stats)
 
+            # If a loss or gradient that is not finite stops the run, the rollout is copied to the trainer's attribute
+            # `bad_batch`, before the store is cleared below.
             with self._keeping_bad_batch():
                 with policy_within_training_step(self.policy):
                     training = self.policy_update_fn(stats)
@@ -91,15 +109,23 @@ class OnpolicyTrainer(BaseTrainer):
 
         The device then does not idle between collect and update.
         """
-        # Two things may run between collect and update, and must get the policy as it is before the update: the
-        # `policy_update_fn` of a subclass, and the evaluation of `test_in_train`. The method is compared because a
-        # subclass cannot be expected to declare that it has its own.
+        # An update that is launched ahead changes the weights before `collect` returns. That is wrong in two cases:
+        # 1. A subclass overrides `policy_update_fn`. Its code runs before the update that it makes, reads the policy as
+        #    it is then, and may make another update than `_launch_update` would. The methods are compared because a
+        #    subclass cannot be expected to declare that it has its own.
+        # 2. `test_in_train` may evaluate in `_count_collect`: the policy that collected, not the updated one.
         has_own_update = type(self).policy_update_fn is not OnpolicyTrainer.policy_update_fn
         may_evaluate_between = self.test_in_train and self.stop_fn is not None
         return not has_own_update and not may_evaluate_between
 
     def _launch_update(self) -> None:
-        """Launch the update of the rollout that is being collected, without waiting for it."""
+        """Launch the update of the rollout whose steps are launched, without waiting for either.
+
+        The host does not know the numbers in the rollout yet, but it knows that all its rows will be filled:
+        `len(self.buffer)` is already the number of its steps. `env_step` does not include them before `_count_collect`.
+        So the sum is the number of steps after this collect, which schedules read in the update. Example: with 10,000
+        steps before and a rollout of 2,048 it is 12,048.
+        """
         self.policy.timesteps[STEPS_SAMPLED] = self.env_step + len(self.buffer)
         shuffle = self.policy.config.training.shuffle_batch_per_epoch
         options = UpdateOptions(self.policy.timesteps, self.repeat_per_collect, self.batch_size, shuffle)
@@ -137,7 +163,11 @@ class OnpolicyTrainer(BaseTrainer):
         return facts
 
     def _minibatches_text(self, num_updates: int, per_update: int) -> str:
-        """Return a description of the gradient steps, and of the rows that are left over when minibatches are full."""
+        """Return a description of the gradient steps, and of the rows that are left over when minibatches are full.
+
+        Example: a rollout of 1,000 rows fills 15 minibatches of 64 in a pass. The other 40 rows would be a minibatch
+        that is not full, and are left out of the pass.
+        """
         policy = self.policy
         minibatch = self.batch_size
         passes = f"for each update {count_text(self.repeat_per_collect, 'pass', 'passes')} over"
@@ -160,9 +190,20 @@ class OnpolicyTrainer(BaseTrainer):
         return text
 
     def work_left(self) -> tuple[float, float]:
+        """Return the numbers of gradient steps in the rest of the run, and of the rows that they read.
+
+        Example: 100,000 steps are left, with 10 passes in minibatches of 64. Then 1,000,000 rows are read, in 15,625
+        gradient steps. Both are estimates, since a pass may leave rows out and an update may end early.
+        """
         rows = self.steps_left * self.repeat_per_collect
         return rows / (self.batch_size or self._steps_per_update), rows
 
     def first_and_last_update(self) -> tuple[int, int]:
+        """Return the positions of the run, in environment steps, at its next and at its last update.
+
+        An update follows a collect, so the next one is `step_per_collect` steps after the present position. Example: at
+        the beginning of a run with collects of 2,048 steps the first update is at 2,048. Collects of whole episodes
+        have no length that is known before, and 0 is added.
+        """
         start, end = super().first_and_last_update()
         return start + (self.step_per_collect or 0), end

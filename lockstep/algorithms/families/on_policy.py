@@ -54,7 +54,8 @@ class VTraceTraining(TrainingSection[ConfigT]):
     """Make the lag exactly `max_lag` updates, so that results are the same in each repetition and for any number of env
     runners. False allows any lag up to `max_lag`, and a train batch consists of the samples that are ready first."""
     grad_clip: float | None = 40.0
-    # IMPALA corrects towards the policy that learns. APPO corrects towards the target network instead.
+    # IMPALA corrects towards the policy that learns. APPO corrects towards the target network instead, which is a slow
+    # copy of the network that learns.
     vtrace: bool = True
     """Correct for the difference between the policy that acted and the one that learns (APPO: the target network).
     False assumes that they are the same."""
@@ -75,7 +76,10 @@ class VTraceTraining(TrainingSection[ConfigT]):
 
 @dataclass(slots=True)
 class EvaluatedRollout:
-    """Rollout with the outputs of the present networks, before an update, and of the networks that acted.
+    """Rollout with the outputs of two versions of the networks: the present one, and the one that acted.
+
+    The present networks are those before the update. They differ from the networks that acted if env runners act with
+    older weights, as in IMPALA.
 
     The fields `old_*` are the outputs that were recorded when acting. Where an episode has no record, they are the
     outputs of the present networks: it is assumed that these have acted.
@@ -118,10 +122,12 @@ class EvaluatedRollout:
 class OnPolicyLearner(Learner[Training]):
     """Base class of the learners of PPO, A2C, TRPO, IMPALA and APPO, which all have a critic of states (values V(s)).
 
-    An on-policy algorithm without a critic subclasses `Learner` and makes its columns with `train_columns`.
+    An on-policy algorithm without a critic subclasses `Learner` and makes its columns with `Learner.train_columns`.
     """
 
-    learns_step_by_step = True  # the advantages use the reward of each single step, see `Learner.learns_step_by_step`
+    # Advantages use the reward of each single step. A loss that uses only the sum of an episode's rewards would have
+    # False here, and then an intrinsic reward is refused.
+    learns_step_by_step = True
     has_state_critic = True  # a critic of states may be centralised, which means that it observes more than the policy
 
     def setup_module(self, module_id: str) -> None:
@@ -134,6 +140,8 @@ class OnPolicyLearner(Learner[Training]):
         gae(rewards, values, values, ends, ends, gamma=0.0, lambda_=0.0)
         vtrace(values, rewards, values, values, ends, ends, gamma=0.0, lambda_=0.0)
 
+        # An `ActionDist` describes the distribution of actions (see `modules/action_dist.py`), and its `dist_class` is
+        # the class of the distribution, such as `Categorical`. A subclass may compute in another way than the kernel.
         action_dist = self.module[module_id].action_dist_cls
         if self.loss_has_kernel and type(action_dist) is ActionDist and self.device.type == "cpu":
             load_ppo_kernel(action_dist.dist_class, action_dist.input_size, self.dtype)
@@ -162,6 +170,7 @@ class OnPolicyLearner(Learner[Training]):
         next_values = np.zeros_like(values)
         next_values[:-1] = values[1:]
         if bootstrap_values is not None:
+            # `to_tensor` converts to the learner's dtype, since a network of the user's own may return another one.
             next_values.reshape(-1)[trajectories.bootstrap_index] = self.to_tensor(bootstrap_values).cpu().numpy()
 
         logp = module.action_dist_cls.from_inputs(dist_inputs).log_prob(actions)
@@ -496,10 +505,13 @@ class OnPolicyLearner(Learner[Training]):
         """Return PPO's loss from one kernel, with its terms logged, or None if the kernel cannot compute it.
 
         Learners with `loss_has_kernel` call this method first, and `compute_loss_for_module` only if it returns None.
-        Both give the same loss.
+        Both give the same loss. Of the learners with this base class only PPO's sets `loss_has_kernel`. The method is
+        here, next to `setup_module`, which loads the kernel, so that `ppo.py` contains the equations only.
 
         The kernel cannot compute masked rows, a KL penalty, or an overridden `masked_mean` or `normalized`. It also
-        requires an action distribution that it knows, the CPU, and no tracing.
+        requires an action distribution that it knows (Categorical or diagonal Gaussian) and tensors whose memory it can
+        read. `can_fuse_ppo` checks that: they must be on the CPU, and not in a trace of torch (`torch.compile`) or
+        within `torch.func`, where tensors stand for numbers that do not exist in memory.
         """
         action_dist = self.module[module_id].action_dist_cls
         dist_inputs = fwd_out[Columns.ACTION_DIST_INPUTS]
@@ -508,8 +520,8 @@ class OnPolicyLearner(Learner[Training]):
         if config.vf_clip_param is not None:
             names.append(Columns.VF_PREDS)
         rows = [batch[name] for name in names]
-        # The kernel averages and normalises by itself. It must not bypass a subclass that overrides these methods, so
-        # the set of overridden methods may have neither of them.
+        # The kernel averages and normalises by itself. If a subclass overrides `masked_mean` or `normalized`, the
+        # kernel would bypass the override, so it is not used.
         if (
             Columns.LOSS_MASK in batch
             or config.kl_coeff > 0
@@ -529,8 +541,10 @@ class OnPolicyLearner(Learner[Training]):
         clip_param = self.coefficient(module_id, "clip_param")
         entropy_coeff = self.coefficient(module_id, "entropy_coeff")
 
-        # Advantages are normalised, and losses averaged, over the rows of all learners. Each learner fills its own row
-        # of a matrix of zeros. The sum of these matrices has the moments of every learner, as a gather would give them.
+        # Advantages are normalised, and losses averaged, over the rows of all learners. The three moments of a learner
+        # are the number of its advantages, their mean, and the sum of their squared distances from the mean. Each
+        # learner fills its own row of a matrix of zeros. The sum of these matrices has the moments of every learner, as
+        # a gather would give them. `ppo_loss` calls `sum_` once more: for the terms of the loss, after the kernel.
         reduction = None
         if self.reducer.world_size > 1:
             learner_moments = torch.zeros(self.reducer.world_size, 3, dtype=torch.float64)
