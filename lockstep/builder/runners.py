@@ -34,13 +34,20 @@ class RunnerBuilder:
         config = self.config
         config.set_num_threads()
         streams = RandomStreams(config.debugging.seed)
+        if evaluates:
+            stream = "test_collector"
+            epsilon = config.evaluation.epsilon
+        else:
+            stream = "train_collector"
+            epsilon = 0.0
+
         options: dict[str, Any] = {
             "index": index,
             "num_runners": num_runners,
             "generation": generation,
-            "streams": streams.child("test_collector" if evaluates else "train_collector"),
+            "streams": streams.child(stream),
             "explore": config.env_runners.explore,
-            "epsilon": config.evaluation.epsilon if evaluates else 0.0,
+            "epsilon": epsilon,
             "stores": not evaluates,
             "with_logp": with_logp,
             "whole_episodes": config.env_runners.collects_whole_episodes,

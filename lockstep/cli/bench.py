@@ -84,13 +84,15 @@ class Bench:
         rows = []
         for recipe in RECIPES:
             finals = [np.mean(row["final_returns"]) for row in bench.read_rows(recipe, self._results_folder)]
+            worst = f"{min(finals):.1f}" if finals else ""
+            promise = "" if recipe.promise is None else f"{recipe.promise:g}"
             row = (
                 recipe.algorithm,
                 recipe.env,
                 f"{recipe.total_steps:,}",
                 str(len(finals)),
-                f"{min(finals):.1f}" if finals else "",
-                "" if recipe.promise is None else f"{recipe.promise:g}",
+                worst,
+                promise,
             )
             rows.append(row)
         show_table(("algorithm", "environment", "steps", "seeds", "worst", "promised"), rows)

@@ -839,13 +839,15 @@ class BaseConfig:
             seed = RandomStreams(self.debugging.seed).seed("replay")
         if gamma is None:
             gamma = self.training.gamma
+        num_frames = 1 if connectors is None else connectors.num_frames
+        hindsight = self.build_hindsight() if section.her else None
         return ReplayBuilder(section, is_off_policy=self.is_off_policy).build(
             num_envs,
             seed=seed,
             gamma=gamma,
             remembers=self.rl_module.remembers(spec),
-            num_frames=1 if connectors is None else connectors.num_frames,
-            hindsight=self.build_hindsight() if section.her else None,
+            num_frames=num_frames,
+            hindsight=hindsight,
         )
 
     def build_replay_buffers(self, agents: Mapping[str, Sequence[Any]], num_envs: int) -> MultiAgentReplayBuffer:

@@ -20,6 +20,7 @@ from lockstep.data.trees import Tree, leaves
 from lockstep.ops.arrays import Array, Constant, clip
 from lockstep.ops.statistics import RunningMoments
 from lockstep.options.checks import check_number
+from lockstep.state.optional import optional_state
 
 
 def is_connector(value: object) -> TypeGuard[Connector]:
@@ -431,7 +432,7 @@ class ModuleConnectors:
 
     def get_state(self) -> dict[str, Any]:
         """Return the statistics of observations and rewards."""
-        return {"obs": self.obs.get_state(), "rewards": None if self.rewards is None else self.rewards.get_state()}
+        return {"obs": self.obs.get_state(), "rewards": optional_state(self.rewards)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the state that `get_state` returned."""

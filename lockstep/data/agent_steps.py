@@ -34,6 +34,7 @@ from lockstep.data.trees import (
     zip_trees,
 )
 from lockstep.data.values import as_reward
+from lockstep.state.optional import optional_state
 
 AgentID = Any
 """Name of an agent in the environment, mostly text."""
@@ -591,7 +592,7 @@ class AgentSteps:
             waiting = deepcopy({"action": self.pending.action, "extras": self.pending.extras})
         return {
             "agent_id": self.agent,
-            "episode": None if self.episode is None else self.episode.get_state(),
+            "episode": optional_state(self.episode),
             "times": [*self.times],
             "waiting": waiting,
             "partial_rewards": [[time, reward] for time, reward in self.partial_rewards],

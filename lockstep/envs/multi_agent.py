@@ -26,6 +26,7 @@ from lockstep.data.values import BoundsWatch, ObservationForm, as_reward
 from lockstep.envs.env_state import agents_env_state, set_agents_env_state
 from lockstep.envs.make import named_environment
 from lockstep.options.checks import check_whole
+from lockstep.state.optional import optional_state
 
 Act = Callable[[dict[AgentID, Any]], Any]
 """Function that returns the actions, by agent, for the observations of the agents to act."""
@@ -269,7 +270,7 @@ class AgentEnvAdapter(ABC):
         return {
             "env": state,
             "episode": self.episode.get_state(),
-            "whole": None if whole is None else whole.get_state(),
+            "whole": optional_state(whole),
             "to_act": [*map(list, self.to_act.items())],
             "seen": [*map(list, self._last_obs.items())],
         }

@@ -11,6 +11,7 @@ import operator
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Protocol, Self, cast
 
 import numpy as np
@@ -595,7 +596,8 @@ def is_plain(module: Any) -> bool:
         return False
 
     has_hooks = any(any(hooks_of(part)[:2]) for part in parts)  # those of the forward pass
-    num_weights = sum(p.numel() for part in (*linears, *memories) for p in part.parameters() if p.dim() > 1)
+    parameters = chain.from_iterable(part.parameters() for part in (*linears, *memories))
+    num_weights = sum(p.numel() for p in parameters if p.dim() > 1)  # biases have one dimension
     on_host = all(p.device.type == "cpu" and p.dtype in (torch.float32, torch.float64) for p in module.parameters())
     return not has_hooks and on_host and num_weights <= LARGEST_FOR_NUMPY
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, cast
 
 import numpy as np
@@ -346,10 +347,13 @@ def make_features(space: Space[Any], config: ModelConfig) -> Features:
 
 def spaces_in(space: Space[Any]) -> list[Space[Any]]:
     """Return the leaves of a space."""
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-        return [leaf for part in parts for leaf in spaces_in(part)]
-    return [space]
+    if isinstance(space, spaces.Dict):
+        parts = list(space.spaces.values())
+    elif isinstance(space, spaces.Tuple):
+        parts = list(space.spaces)
+    else:
+        return [space]
+    return list(chain.from_iterable(map(spaces_in, parts)))
 
 
 def _features(space: Space[Any], config: ModelConfig) -> Features:

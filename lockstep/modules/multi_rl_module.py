@@ -7,6 +7,7 @@ import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -199,8 +200,9 @@ class MultiRLModule(nn.Module):
             KeyError: A module id does not exist.
             ValueError: A state does not fit its module.
         """
+        # All states are matched before the first value is copied, so that a wrong state changes nothing.
         matched = [self[module_id].matched_state(part) for module_id, part in state.items()]
-        copy_values(pair for pairs in matched for pair in pairs)
+        copy_values(chain.from_iterable(matched))
 
     def spec(self) -> MultiRLModuleSpec:
         """Return the spec that builds equal modules, without their weights."""

@@ -382,8 +382,9 @@ class RLModuleSpec:
             config = config.to_dict()
         elif config:
             config = dict(config)
+        module_class = None if self.module_class is None else name_of(self.module_class)
         plain = {
-            "module_class": None if self.module_class is None else name_of(self.module_class),
+            "module_class": module_class,
             "observation_space": describe_space(self.observation_space),
             "action_space": describe_space(self.action_space),
             "inference_only": self.inference_only,

@@ -51,6 +51,7 @@ from lockstep.replay.storage import (
     shapes_of_space,
 )
 from lockstep.state import CheckpointError, ScheduleLike, read_checkpoint, write_checkpoint
+from lockstep.state.optional import optional_state
 from lockstep.state.sizes import ClaimedSizeError, check_claim, claims_of, count_of
 from lockstep.state.streams import RandomStreams
 
@@ -822,14 +823,15 @@ class ReplayBuffer(RowSource):
 
     def _state_beside_columns(self) -> dict[str, Any]:
         """Return the state without the columns, which `get_state` copies and a checkpoint saves in pieces."""
+        priorities = None if self.priorities is None else self.priorities.get_state(self.ring.used())
         return {
             "size": [self.ring.size, self.ring.num_buffers],
             "num_added": self.num_added,
-            "action_form": None if self.action_form is None else self.action_form.get_state(),
+            "action_form": optional_state(self.action_form),
             "streams": self.streams.get_state(),
             "ring": self.ring.get_state(),
-            "next_obs": None if self._next_obs is None else self._next_obs.get_state(),
-            "priorities": None if self.priorities is None else self.priorities.get_state(self.ring.used()),
+            "next_obs": optional_state(self._next_obs),
+            "priorities": priorities,
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:

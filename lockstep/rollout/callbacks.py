@@ -12,6 +12,7 @@ from lockstep.data.trees import map_tree
 from lockstep.envs import StepResult, VectorBoundary
 from lockstep.options.checks import misspelt_method
 from lockstep.rollout.episode_view import EpisodeView, SingleAgentEpisodeView
+from lockstep.state.optional import optional_state
 from lockstep.tracking.metrics import Metrics
 
 Episode = SingleAgentEpisode | MultiAgentEpisode
@@ -372,10 +373,8 @@ class EpisodeRecorder:
 
     def get_state(self) -> dict[str, Any]:
         """Return the running episodes, and the first observations of the next ones."""
-        return {
-            "running": [None if episode is None else episode.get_state() for episode in self._episodes],
-            "firsts": [None if first is None else list(first) for first in self._firsts],
-        }
+        firsts = [None if first is None else list(first) for first in self._firsts]
+        return {"running": list(map(optional_state, self._episodes)), "firsts": firsts}
 
     def set_state(self, state: Mapping[str, Any] | None) -> None:
         """Restore the state that `get_state` returned. Without a state, recording begins with the next episodes."""

@@ -101,6 +101,9 @@ class Fragment:
         final_obs = None
         if store.final_obs:
             final_obs = rows_of(zip_trees(np.concatenate, store.final_obs, "obs"), order)
+
+        valid = None if store.all_valid else store.valid[:size].copy()
+        starts = np.concatenate(store.starts) if store.starts else None
         return cls(
             runner=runner,
             weights_seq_no=store.weights_seq_no,
@@ -110,11 +113,11 @@ class Fragment:
             rewards=store.rewards[:size],
             terminateds=store.terminateds[:size],
             truncateds=store.truncateds[:size],
-            valid=None if store.all_valid else store.valid[:size].copy(),
+            valid=valid,
             final_index=final_index[order],
             final_obs=final_obs,
             t_started=store.t_started.copy(),
-            starts=np.concatenate(store.starts) if store.starts else None,
+            starts=starts,
             state_in=store.state_in,
             stats=stats,
             action_logp=store.action_logp,

@@ -229,8 +229,9 @@ class EnvRunnerGroup:
 
     def get_stats(self) -> dict[str, int]:
         """Return the numbers of runners, replacements, open and lost requests, and the version of the weights."""
+        num_env_runners = 0 if self.is_local else len(self)
         return {
-            "num_env_runners": 0 if self.is_local else len(self),
+            "num_env_runners": num_env_runners,
             "num_restarts": self.num_restarts,
             "num_in_flight": self.num_in_flight,
             "num_lost_requests": self.num_lost_requests,

@@ -23,6 +23,7 @@ from lockstep.rollout.replay_writer import (
     store_for,
 )
 from lockstep.rollout.schedules import SampleSchedule
+from lockstep.state.optional import optional_state
 
 
 class StorageSink(FragmentSink):
@@ -138,7 +139,7 @@ class StepStorageSink(StorageSink):
     def get_state(self) -> Mapping[str, Any] | None:
         """Return the state of the buffer's writer. Raises `ValueError` if the buffer has data not learned from yet."""
         check_no_data(self.buffer)
-        return None if self._store is None else self._store.get_state()
+        return optional_state(self._store)
 
     def set_state(self, state: Mapping[str, Any] | None) -> None:
         """Restore the state that `get_state` returned.

@@ -22,6 +22,7 @@ from lockstep.rollout.errors import check_finite
 from lockstep.rollout.protocols import ActingLike, ActingPart, sole_part
 from lockstep.rollout.replay_writer import store_for
 from lockstep.rollout.stepper import CHUNK, StepMode, Stepper, masks_in
+from lockstep.state.optional import optional_state
 from lockstep.state.streams import RandomStreams
 
 
@@ -380,14 +381,20 @@ class VectorStepper(Stepper):
     # -- state ---
 
     def get_state(self) -> dict[str, Any]:
-        is_begun = self.episodes.is_begun
+        # Before the first reset there is nothing to restore.
+        env_state: Any = None
+        obs: Any = None
+        if self.episodes.is_begun:
+            env_state = self.env.get_state()
+            obs = map_tree(np.copy, self._obs)
+
         state = {
             **self.episodes.get_state(),
-            "env": self.env.get_state() if is_begun else None,
-            "obs": map_tree(np.copy, self._obs) if is_begun else None,
-            "recorded": None if self.recorded is None else self.recorded.get_state(),
-            "buffer": None if self.store is None else self.store.get_state(),
-            "memory": None if self.memory is None else self.memory.get_state(),
+            "env": env_state,
+            "obs": obs,
+            "recorded": optional_state(self.recorded),
+            "buffer": optional_state(self.store),
+            "memory": optional_state(self.memory),
         }
         if self.recorder is not None:
             state["episodes"] = self.recorder.get_state()

@@ -150,12 +150,17 @@ class Run:
             if epoch.training_stat is not None:
                 update_seconds.update(epoch.training_stat.stage_seconds)
 
+        final_return: float | None = None
+        final_return_std: float | None = None
         last_evaluation = self.trainer.last_test
-        last_return = None if last_evaluation is None else last_evaluation.returns_stat
+        if last_evaluation is not None and last_evaluation.returns_stat is not None:
+            final_return = last_evaluation.returns_stat.mean
+            final_return_std = last_evaluation.returns_stat.std
+
         summary = {
             **info.to_dict(),
-            "final_return": None if last_return is None else last_return.mean,
-            "final_return_std": None if last_return is None else last_return.std,
+            "final_return": final_return,
+            "final_return_std": final_return_std,
             "final_return_step": self.trainer.last_test_at,
             "steps_per_second": timing.update_speed,
             "seconds_by_stage": {

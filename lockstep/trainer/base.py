@@ -879,12 +879,17 @@ class BaseTrainer(ABC):
 
     def info(self, with_history: bool = True) -> InfoStats:
         """Return the statistics of the run so far: counters, best score and seconds."""
-        best = None if self.best_stats is None else self.best_stats.returns_stat
+        best_reward: float | None = None
+        best_reward_std: float | None = None
+        if self.best_stats is not None and self.best_stats.returns_stat is not None:
+            best_reward = self.best_stats.returns_stat.mean
+            best_reward_std = self.best_stats.returns_stat.std
+
         return InfoStats(
             gradient_step=self.gradient_step,
             best_score=self.best_score,
-            best_reward=None if best is None else best.mean,
-            best_reward_std=None if best is None else best.std,
+            best_reward=best_reward,
+            best_reward_std=best_reward_std,
             best_epoch=self.best_epoch,
             train_step=self.env_step,
             train_episode=self.env_episode,

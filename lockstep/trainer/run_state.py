@@ -16,6 +16,7 @@ from lockstep.replay import ReplayBuffer, TensorReplay
 from lockstep.rollout import CollectorLike
 from lockstep.rollout.callbacks import restore_callbacks, states_of
 from lockstep.state.checkpoint import read_checkpoint, read_manifest, write_checkpoint
+from lockstep.state.optional import optional_state
 from lockstep.tracking import BaseLogger
 from lockstep.tracking.history import HistoryPieces, joined_history
 from lockstep.tracking.metrics import Metrics
@@ -147,10 +148,10 @@ class RunState:
         return {
             "options": self._options(),
             "counters": trainer.counters.get_state(),
-            "best": None if trainer.best_stats is None else trainer.best_stats.get_state(),
-            "last_test": None if trainer.last_test is None else trainer.last_test.get_state(),
+            "best": optional_state(trainer.best_stats),
+            "last_test": optional_state(trainer.last_test),
             **trainer.totals.get_state(),
-            "train_collector": None if collector is None else collector.get_state(),
+            "train_collector": optional_state(collector),
             "test_collector": trainer.evaluator.collector_state(),
             "evaluated_meanwhile": trainer.evaluator.pending_state(),
             **self._replay_agents(),

@@ -64,18 +64,28 @@ class ActionCritics(nn.Module):
 
         num_actions = action_dist.noise_size
         num_inputs = self.features.output_size
-        if not self.is_discrete:
-            num_inputs += num_actions
         self.num_outputs = config.num_value_outputs
+        if self.is_discrete:
+            mlp_outputs = num_actions
+        else:
+            num_inputs += num_actions
+            mlp_outputs = self.num_outputs
+
+        hidden_gain: float | None = None
+        output_gain: float | None = None
+        if config.orthogonal_init:
+            hidden_gain = config.hidden_gain
+            output_gain = config.value_gain
+
         self.hiddens = config.hiddens if config.critic_hiddens is None else config.critic_hiddens
         self.mlp = self.mlp_class(
             config.num_critics,
             num_inputs,
             self.hiddens,
-            num_actions if self.is_discrete else self.num_outputs,
+            mlp_outputs,
             activation=config.activation,
-            hidden_gain=config.hidden_gain if config.orthogonal_init else None,
-            output_gain=config.value_gain if config.orthogonal_init else None,
+            hidden_gain=hidden_gain,
+            output_gain=output_gain,
         )
 
     def memories(self) -> dict[str, MemoryEncoder]:
