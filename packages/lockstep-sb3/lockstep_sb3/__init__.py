@@ -4,11 +4,13 @@ import sys
 
 from lockstep import __version__ as __version__
 from lockstep_sb3 import algorithms, policies
-from lockstep_sb3.algorithms import A2C, DQN, PPO, SAC, TD3, TQC
+from lockstep_sb3.algorithms import A2C, DDPG, DQN, PPO, QRDQN, SAC, TD3, TQC, TRPO, CrossQ
 
-__all__ = ["A2C", "DQN", "PPO", "SAC", "TD3", "TQC"]
+__all__ = ["A2C", "DDPG", "DQN", "PPO", "QRDQN", "SAC", "TD3", "TQC", "TRPO", "CrossQ"]
 
-# Stable-Baselines3 has a module for each algorithm, such as `stable_baselines3.sac.policies`.
-for name in ("a2c", "dqn", "ppo", "sac", "td3", "tqc"):
-    sys.modules |= {f"{__name__}.{name}": algorithms, f"{__name__}.{name}.policies": policies}
+# Stable-Baselines3 and sb3-contrib have modules for each algorithm, such as `stable_baselines3.sac`,
+# `stable_baselines3.sac.sac` and `stable_baselines3.sac.policies`.
+for name in ("a2c", "crossq", "ddpg", "dqn", "ppo", "qrdqn", "sac", "td3", "tqc", "trpo"):
+    module = f"{__name__}.{name}"
+    sys.modules |= {module: algorithms, f"{module}.{name}": algorithms, f"{module}.policies": policies}
 sys.modules[f"{__name__}.common.policies"] = policies

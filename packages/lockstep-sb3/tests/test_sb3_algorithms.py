@@ -12,11 +12,13 @@ from gymnasium import spaces
 from small_tasks import Aim, Copy, Count, Picture
 from torch import nn
 
-from lockstep_sb3 import A2C, DQN, PPO, SAC, TD3, TQC
+from lockstep_sb3 import A2C, DDPG, DQN, PPO, QRDQN, SAC, TD3, TQC, TRPO, CrossQ
 from lockstep_sb3.common.callbacks import BaseCallback
 from lockstep_sb3.common.env_util import make_vec_env
 from lockstep_sb3.common.evaluation import evaluate_policy
 from lockstep_sb3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
+from lockstep_sb3.common.off_policy_algorithm import OffPolicyAlgorithm
+from lockstep_sb3.common.on_policy_algorithm import OnPolicyAlgorithm
 from lockstep_sb3.common.torch_layers import BaseFeaturesExtractor
 from lockstep_sb3.policies import MlpPolicy
 
@@ -33,7 +35,26 @@ KINDS = {
         {"gamma": 0.0, "batch_size": 32, "action_noise": NOISE, "policy_kwargs": {"net_arch": [64]}},
         1000,
     ),
+    "ddpg": (
+        DDPG,
+        Aim,
+        {"gamma": 0.0, "batch_size": 32, "action_noise": NOISE, "policy_kwargs": {"net_arch": [64]}},
+        1000,
+    ),
     "tqc": (TQC, Aim, {"learning_rate": 1e-2, "gamma": 0.0, "batch_size": 32}, 500),
+    "crossq": (CrossQ, Aim, {"learning_rate": 1e-2, "gamma": 0.0, "batch_size": 32}, 500),
+    "trpo": (TRPO, Copy, {"n_steps": 128, "policy_kwargs": {"net_arch": [16]}}, 1500),
+    "qrdqn": (
+        QRDQN,
+        Copy,
+        {
+            "learning_rate": 1e-2,
+            "target_update_interval": 50,
+            "gamma": 0.0,
+            "policy_kwargs": {"net_arch": [16], "n_quantiles": 10},
+        },
+        1500,
+    ),
 }
 
 
@@ -42,8 +63,8 @@ def made(kind: str, **more):
     return model_class("MlpPolicy", env(), **{"seed": 1, "policy_kwargs": dict(SMALL), **options, **more})
 
 
-FAST = ("ppo", "sac")
-"""One on-policy and one off-policy algorithm. The others run with the long tests."""
+FAST = ("ppo", "sac", "ddpg")
+"""One on-policy and two off-policy algorithms. The others run with the long tests."""
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind in FAST else pytest.mark.long) for kind in KINDS])
@@ -76,6 +97,17 @@ def test_policies_are_found_where_stable_baselines3_has_them():
         assert importlib.import_module(f"lockstep_sb3.{name}.policies").MlpPolicy is MlpPolicy
     assert importlib.import_module("lockstep_sb3.ppo").PPO is PPO
     assert PPO(MlpPolicy, Copy(), n_steps=8).policy_name == "MlpPolicy"
+
+
+def test_algorithms_are_found_in_their_modules_and_by_their_base_classes():
+    for name in ("ddpg", "qrdqn", "trpo", "crossq", "tqc"):
+        model_class = KINDS[name][0]
+        assert getattr(importlib.import_module(f"lockstep_sb3.{name}"), model_class.__name__) is model_class
+        assert getattr(importlib.import_module(f"lockstep_sb3.{name}.{name}"), model_class.__name__) is model_class
+    assert issubclass(DDPG, TD3)
+    assert issubclass(QRDQN, OffPolicyAlgorithm)
+    assert issubclass(TRPO, OnPolicyAlgorithm)
+    assert not issubclass(TRPO, OffPolicyAlgorithm)
 
 
 def drawn(venv):
@@ -153,6 +185,25 @@ def test_defaults_and_names_become_those_of_lockstep():
         3,
         4,
     )
+
+
+def test_options_of_ddpg_and_of_sb3_contrib_become_those_of_lockstep():
+    ddpg = DDPG("MlpPolicy", Aim()).config
+    assert (ddpg.training.policy_delay, ddpg.training.target_noise, ddpg.rl_module.model_config.num_critics) == (
+        1,
+        0.0,
+        1,
+    )
+    qrdqn = QRDQN("MlpPolicy", Copy()).config.training
+    assert (qrdqn.lr, qrdqn.num_quantiles, qrdqn.adam_epsilon, qrdqn.grad_clip) == (5e-5, 200, 0.01 / 32, None)
+    assert (qrdqn.double_q, qrdqn.target_update_interval) == (False, 2500)
+    trpo = TRPO("MlpPolicy", make_vec_env(Copy, n_envs=2), n_steps=100, batch_size=64).config.training
+    assert (trpo.lr, trpo.max_kl, trpo.cg_iterations, trpo.cg_damping, trpo.lambda_) == (1e-3, 0.01, 15, 0.1, 0.95)
+    assert trpo.num_epochs == 10 * 4  # 4 minibatches of up to 64 rows hold the 200 rows of a rollout
+    crossq = CrossQ("MlpPolicy", Aim()).config
+    assert (crossq.training.policy_delay, crossq.training.optimizer_kwargs) == (3, {"betas": (0.5, 0.999)})
+    network = crossq.rl_module.model_config
+    assert (network.hiddens, network.critic_hiddens, network.num_critics) == ((256, 256), (1024, 1024), 2)
 
 
 def test_schedules_are_those_of_the_progress_that_remains(tmp_path):
@@ -282,6 +333,8 @@ REFUSED = [
     (lambda: SAC("MlpPolicy", Aim(), replay_buffer_kwargs={"colour": 1}), "colour"),
     (lambda: TD3("MlpPolicy", Aim(), action_noise=NormalActionNoise(np.ones(1), np.ones(1))), "mean"),
     (lambda: PPO("MlpPolicy", Picture()), "CnnPolicy"),
+    (lambda: TRPO("MlpPolicy", Copy(), sub_sampling_factor=2), "sub_sampling_factor"),
+    (lambda: CrossQ("MlpPolicy", Aim(), policy_kwargs={"batch_norm_eps": 0.1}), "batch_norm_eps"),
     (lambda: PPO("CnnPolicy", Picture(), policy_kwargs={"features_extractor_kwargs": {"wings": 2}}), "wings"),
     (lambda: made("a2c").save("model", exclude=["env"]), "exclude"),
 ]

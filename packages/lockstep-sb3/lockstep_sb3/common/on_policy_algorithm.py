@@ -1,0 +1,46 @@
+"""`OnPolicyAlgorithm`, the base class of algorithms that train on each rollout once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from lockstep.trainer import OnpolicyTrainer
+from lockstep_sb3.common.base_class import BaseAlgorithm, option
+
+
+@dataclass(eq=False, repr=False)
+class OnPolicyAlgorithm(BaseAlgorithm):
+    """Algorithm that trains on each rollout once."""
+
+    activation = nn.Tanh
+    has_q = False
+    adam_epsilon = 1e-5
+    sde_log_std = 0.0
+    log_interval = 1
+
+    n_steps: int = 2048
+    gae_lambda: float = option(0.95, "training.lambda_")
+    rollout_buffer_class: Any = option(None, None)
+    rollout_buffer_kwargs: Any = option(None, None)
+
+    def set_options(self, config: Any, kwargs: dict[str, Any]) -> None:
+        # Policy and value function of Stable-Baselines3 share the convolutions, and have no layers after them by
+        # default.
+        shares_layers = self.is_cnn and not kwargs.get("net_arch")
+        model = {"orthogonal_init": kwargs.pop("ortho_init", True), "vf_share_layers": shares_layers}
+        config.rl_module(model_config={**model, "log_std_init": float(kwargs.pop("log_std_init", 0.0))})
+        config.training(train_batch_size=self.n_steps * self.n_envs)
+
+    def make_buffer(self) -> None:
+        return None
+
+    def make_trainer(self, **options: Any) -> OnpolicyTrainer:
+        options["step_per_collect"] = self.n_steps * self.n_envs
+        options["batch_size"] = self.config.training.minibatch_size
+        return OnpolicyTrainer(repeat_per_collect=self.config.training.num_epochs, **options)
+
+    def log_unit(self) -> int:
+        return (self.num_timesteps - self._steps_before) // (self.n_steps * self.n_envs)
