@@ -19,6 +19,7 @@ from lockstep.data.rollout import RolloutStore
 from lockstep.data.sample_batch import SampleBatch
 from lockstep.data.trees import map_tree
 from lockstep.modules import RLModule
+from lockstep.modules.layers import ACTIVATION_CLASSES
 from lockstep.policy import Policy
 from lockstep.rollout import Collector
 from lockstep.runs.run import load_policy
@@ -30,7 +31,7 @@ NUM_STEPS = 128
 """Steps in each environment."""
 MAX_SECONDS = 10.0
 """Time after which a sample run ends before `NUM_STEPS`, so that a slow environment does not hold up the user."""
-ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.GELU, nn.SiLU, nn.ELU)
+ACTIVATIONS = tuple(set(ACTIVATION_CLASSES.values()) - {nn.Identity})
 """Activations whose outputs are examined for dead units."""
 DEAD_RANGE = 1e-4
 """A unit is dead if its outputs for all observations lie within this range."""

@@ -99,6 +99,8 @@ SUPPORTED: dict[str, tuple[OptionConstant, ...]] = {
     ),
 }
 """Options that the file of an algorithm can express, in addition to the common ones."""
+ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "elu")
+"""Activations that the files know."""
 IRRELEVANT = (
     "reporting.",
     "checkpointing.",
@@ -158,6 +160,11 @@ def check_options(config: AlgorithmConfig) -> None:
             )
 
     # Supported options of which the files express some values only.
+    activation = ModelConfig.of(config.rl_module.model_config).activation
+    if activation not in ACTIVATIONS:
+        raise EjectError(
+            f"rl_module.model_config.activation={activation!r} cannot be ejected; {', '.join(ACTIVATIONS)} can"
+        )
     if config.env_runners.vectorize_mode not in ("auto", "sync"):
         mode = config.env_runners.vectorize_mode
         raise EjectError(f"env_runners.vectorize_mode={mode!r} cannot be ejected; use 'auto' or 'sync'")

@@ -23,18 +23,30 @@ from lockstep.ops.torch_modes import are_functorch_transforms_active, has_any_gl
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
-_ACTIVATION_CLASSES: dict[str, type[nn.Module]] = {
+ACTIVATION_CLASSES: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
     "relu": nn.ReLU,
     "gelu": nn.GELU,
     "silu": nn.SiLU,
     "elu": nn.ELU,
+    "leaky_relu": nn.LeakyReLU,
+    "sigmoid": nn.Sigmoid,
+    "softplus": nn.Softplus,
+    "softsign": nn.Softsign,
+    "mish": nn.Mish,
+    "selu": nn.SELU,
+    "celu": nn.CELU,
+    "relu6": nn.ReLU6,
+    "hardtanh": nn.Hardtanh,
+    "hardswish": nn.Hardswish,
+    "identity": nn.Identity,
 }
+"""Layers of the activations by name, each with its default arguments."""
 
 
 def make_activation(name: str) -> nn.Module:
-    """Return a new activation layer: tanh, relu, gelu, silu or elu."""
-    return _ACTIVATION_CLASSES[name]()
+    """Return the new activation layer of a name in `ACTIVATIONS`."""
+    return ACTIVATION_CLASSES[name]()
 
 
 def initialise(layer: Layer, gain: float | None) -> Layer:
@@ -267,7 +279,7 @@ def _is_transformed() -> bool:
 
 
 _PLAIN_TENSORS = (nn.Parameter, Tensor)
-_FUSED: dict[type[nn.Module], str] = {_ACTIVATION_CLASSES[name]: name for name in FUSED_ACTIVATIONS}
+_FUSED: dict[type[nn.Module], str] = {ACTIVATION_CLASSES[name]: name for name in FUSED_ACTIVATIONS}
 """Names of the activations that the fused function knows, by class."""
 
 

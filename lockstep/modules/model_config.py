@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from torch import nn
@@ -15,7 +15,10 @@ from lockstep.state.trust import Kind, UntrustedError, find_named
 
 NETWORK = Kind("a subclass of torch.nn.Module", (nn.Module,))
 """Classes that a configuration file may name as a network."""
-ACTIVATIONS = ("tanh", "relu", "gelu", "silu", "elu")
+ACTIVATIONS = (
+    *("tanh", "relu", "gelu", "silu", "elu", "leaky_relu", "sigmoid", "softplus", "softsign", "mish"),
+    *("selu", "celu", "relu6", "hardtanh", "hardswish", "identity"),
+)
 RECURRENT = ("lstm", "gru")
 ENCODERS = ("nature", "impala")
 _NAMES_ELSEWHERE = {
@@ -72,6 +75,9 @@ class ModelConfig:
 
     hiddens: tuple[int, ...] = (64, 64)
     """Widths of the hidden layers. Not used if the observation is one image: see `image_hiddens`."""
+    value_hiddens: tuple[int, ...] | None = None
+    """Widths of the hidden layers of the state value, which then needs an encoder of its own (`vf_share_layers=False`).
+    Defaults to `hiddens`. Like `hiddens`, not used if the observation is one image."""
     encoder: Any = None
     """Network for the features of observations, below the hidden layers. Either a custom one: a class or function
     `E(observation_space, **encoder_config)` that makes an `nn.Module` with `output_size`, or its name `module:E`. Or a
@@ -80,7 +86,8 @@ class ModelConfig:
     encoder_config: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of a custom `encoder`."""
     activation: str = "tanh"
-    """Activation of the hidden layers: tanh, relu, gelu, silu or elu."""
+    """Activation of the hidden layers: tanh, relu, gelu, silu, elu, leaky_relu, sigmoid, softplus, softsign, mish,
+    selu, celu, relu6, hardtanh, hardswish, or identity for none. Each is torch's layer with its default arguments."""
     layer_norm: bool = False
     """Layer normalisation (Ba et al. 2016) between each dense layer or convolution of an encoder and its activation.
     Not used in critics `Q(s, a)` and custom encoders. Set by PQN."""
@@ -158,13 +165,18 @@ class ModelConfig:
 
     def _check_numbers(self) -> None:
         """Check widths, sizes, names of activations and gains."""
-        for name in ("hiddens", "image_hiddens", "critic_hiddens"):
+        for name in ("hiddens", "image_hiddens", "critic_hiddens", "value_hiddens"):
             widths = getattr(self, name)
-            if widths is None and name == "critic_hiddens":
+            if widths is None and name in ("critic_hiddens", "value_hiddens"):
                 continue
             if not isinstance(widths, list | tuple) or not all(map(_is_count, widths)):
                 raise ValueError(f"{name} must be a list of positive whole numbers, got {widths!r}")
             object.__setattr__(self, name, tuple(map(int, widths)))
+        if self.value_hiddens is not None and self.vf_share_layers:
+            raise ValueError(
+                f"value_hiddens={self.value_hiddens} does not go with vf_share_layers=True, which gives policy and "
+                "value the same layers; leave one of them out"
+            )
         for name in ("recurrent_size", "max_seq_len", "num_value_outputs", "num_cosines", "num_critics"):
             object.__setattr__(self, name, check_whole(name, getattr(self, name), 1))
         for name in ("activation", "conv_activation"):
@@ -246,6 +258,10 @@ class ModelConfig:
         if not isinstance(value, Mapping):
             raise TypeError(f"model_config must be a ModelConfig, a dict or None, got {type(value).__name__}")
         return cls(**_known(cls, value, "model_config"))
+
+    def for_value(self) -> Self:
+        """Return the options of the state value's encoder, in which `hiddens` are the `value_hiddens`."""
+        return self if self.value_hiddens is None else replace(self, hiddens=self.value_hiddens)
 
     @property
     def has_memory(self) -> bool:

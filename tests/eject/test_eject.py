@@ -238,6 +238,8 @@ def test_settings_that_the_block_does_not_have_are_refused():
         ({"environment.rescale_actions": True}, "environment.rescale_actions"),
         ({"rl_module.model_config": {"recurrent": "lstm"}}, "rl_module.model_config.recurrent='lstm'"),
         ({"rl_module.model_config": {"vf_share_layers": True}}, "vf_share_layers"),
+        ({"rl_module.model_config": {"activation": "mish"}}, "activation='mish'"),
+        ({"rl_module.model_config": {"value_hiddens": [8]}}, "value_hiddens"),
         ({"env_runners.exploration": "gsde"}, "env_runners.exploration='gsde'"),
         ({"env_runners.num_env_runners": 2}, "env_runners.num_env_runners=2"),
         ({"env_runners.vectorize_mode": "async"}, "vectorize_mode='async'"),

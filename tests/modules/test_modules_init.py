@@ -9,7 +9,8 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 from lockstep.data.trees import map_tree
-from lockstep.modules import DefaultActorCriticModule, RLModuleSpec
+from lockstep.modules import DefaultActorCriticModule, DefaultQModule, RLModuleSpec
+from lockstep.modules.model_config import ACTIVATIONS
 
 BOX = spaces.Box(-np.inf, np.inf, (64,), np.float32)
 FOUR = spaces.Discrete(4)
@@ -122,3 +123,31 @@ def test_parameters_may_be_views_into_one_flat_tensor(space, action_space, share
     assert all(torch.equal(before[key], module.forward_train(batch)[key]) for key in before)
     parameters = list(module.parameters())
     assert all(p.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr() for p in parameters)
+
+
+def test_the_value_function_may_have_other_hidden_widths():
+    module = build(hiddens=(16,), value_hiddens=(32, 8))
+    assert [layer.out_features for layer in module.encoder.mlp[::2]] == [16]
+    assert [layer.out_features for layer in module.value_encoder.mlp[::2]] == [32, 8]
+    assert module.value_head.in_features == 8
+    obs = torch.randn(5, 64)
+    features = obs
+    for layer in (*module.value_encoder.mlp, module.value_head):
+        features = layer(features)
+    torch.testing.assert_close(module.forward_train({"obs": obs})["vf_preds"], features.squeeze(-1))
+
+
+def test_other_hidden_widths_of_values_need_layers_of_their_own():
+    with pytest.raises(ValueError, match="value_hiddens"):
+        build(value_hiddens=(8,), vf_share_layers=True)
+    with pytest.raises(ValueError, match="value_hiddens"):
+        RLModuleSpec(DefaultQModule, BOX, FOUR, model_config={"value_hiddens": (8,), "dueling": True}).build()
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_each_activation_is_torch_s_layer(name):
+    module = build(hiddens=(8,), activation=name)
+    obs = torch.randn(3, 64)
+    hidden = getattr(torch.nn, type(module.encoder.mlp[1]).__name__)()(module.encoder.mlp[0](obs))
+    assert type(module.encoder.mlp[1]).__name__.lower() == name.replace("_", "")
+    torch.testing.assert_close(module({"obs": obs})["action_dist_inputs"], module.policy_head(hidden))

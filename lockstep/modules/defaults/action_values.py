@@ -44,6 +44,11 @@ class DefaultQModule(TransitionModule):
         config = ModelConfig.of(self.model_config)
         if not isinstance(self.action_space, spaces.Discrete):
             raise ValueError(f"action values need a Discrete action space, not {self.action_space}")
+        if config.value_hiddens is not None:
+            raise ValueError(
+                f"value_hiddens={config.value_hiddens}: networks of action values have the same widths for advantages "
+                "and value; set hiddens"
+            )
         if config.has_memory:  # one memory for advantages and value
             self.model_config = replace(config, vf_share_layers=True)
         super().setup()

@@ -59,7 +59,7 @@ class DefaultActorCriticModule(RLModule):
             if self.critic_space is not None and config.vf_share_layers:
                 raise ValueError("vf_share_layers=True: a centralised critic has a network of its own; set it to False")
             if not config.vf_share_layers:
-                self.value_encoder = self.make_encoder(self._value_space(), config)
+                self.value_encoder = self.make_encoder(self._value_space(), config.for_value())
             value_size = (self.value_encoder or self.encoder).output_size
             self.value_head = make_head(value_size, 1, config.value_gain, config)
 
