@@ -50,8 +50,9 @@ test-product: $(VENV)/.dev  ## every pair of options of every algorithm learns a
 test-learning: $(VENV)/.dev ## trains on real environments, many minutes
 	$(BIN)/python -m pytest -m learning -s --timeout 0
 
+# `make test-dist PYTHONS="3.11 3.12 3.13"` uses the packages on each of these versions; 3 GB of downloads for another one.
 test-dist: $(VENV)/.dev     ## builds the packages, installs them into an empty environment, trains and type-checks there
-	$(BIN)/python -m pytest -m release tests/release
+	$(BIN)/python -m pytest -m release -rs tests/release
 
 gpu: $(VENV)/.dev           ## on a machine with a CUDA device (and a torch that knows it): its tests and figures, 20 minutes at most
 	$(BIN)/python -m pytest -m cuda tests/gpu

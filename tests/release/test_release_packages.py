@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,30 +12,13 @@ from pathlib import Path
 
 import pytest
 from language_server import language_server
+from release_tools import ROOT, SB3, TORCH, run_outside
 
 import lockstep
 from lockstep import ALGORITHMS, DQNConfig, OfflineTrainer, OffpolicyTrainer, OnpolicyTrainer
 
-ROOT = Path(__file__).parents[2]
-SB3 = ROOT / "packages/lockstep-sb3"
 BIN = Path(sys.executable).parent
-TORCH = "torch==2.13.0"
 pytestmark = [pytest.mark.release, pytest.mark.timeout(600)]
-
-
-def ran(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    return subprocess.run(list(map(str, command)), cwd=cwd, env=env, capture_output=True, text=True, check=False)
-
-
-@pytest.fixture(scope="session")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdists of all packages and the wheels that are built from them."""
-    folder = tmp_path_factory.mktemp("dist")
-    for project in (ROOT, SB3):
-        built = ran(sys.executable, "-m", "build", "--outdir", folder, project, cwd=folder)
-        assert built.returncode == 0, built.stdout + built.stderr
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -48,10 +30,10 @@ def wheel(dist: Path) -> Path:
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment that has nothing but the wheel and what it needs."""
     folder = tmp_path_factory.mktemp("empty")
-    made = ran(sys.executable, "-m", "venv", folder, cwd=folder)
+    made = run_outside(sys.executable, "-m", "venv", folder, cwd=folder)
     assert made.returncode == 0, made.stderr
     python = folder / "bin" / "python"
-    installed = ran(python, "-m", "pip", "install", "--quiet", TORCH, wheel, cwd=folder)
+    installed = run_outside(python, "-m", "pip", "install", "--quiet", TORCH, wheel, cwd=folder)
     assert installed.returncode == 0, installed.stderr
     return python
 
@@ -91,18 +73,18 @@ def run(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that was trained there."""
     folder = tmp_path_factory.mktemp("user")
     command = (python.with_name("lockstep"), "train", "ppo", "CartPole-v1", "--total-steps", 4096)
-    trained = ran(*command, cwd=folder)
+    trained = run_outside(*command, cwd=folder)
     assert trained.returncode == 0, trained.stderr
     return next((folder / "runs").iterdir())
 
 
 def test_train_and_evaluate_in_an_empty_environment(python: Path, run: Path) -> None:
     code = "import lockstep; print(lockstep.__version__, lockstep.__file__)"
-    version, file = ran(python, "-c", code, cwd=run).stdout.split()
+    version, file = run_outside(python, "-c", code, cwd=run).stdout.split()
     assert version == lockstep.__version__
     assert Path(file).is_relative_to(python.parents[1])
     assert json.loads((run / "summary.json").read_text())["train_step"] == 5000  # whole collects
-    evaluated = ran(python.with_name("lockstep"), "eval", run, "--episodes", 2, cwd=run)
+    evaluated = run_outside(python.with_name("lockstep"), "eval", run, "--episodes", 2, cwd=run)
     assert evaluated.returncode == 0, evaluated.stderr
 
 
@@ -110,9 +92,9 @@ def test_train_and_evaluate_in_an_empty_environment(python: Path, run: Path) -> 
 def test_an_ejected_file_trains_in_an_empty_environment(python: Path, tmp_path: Path, algorithm: str, env: str) -> None:
     """`lockstep eject` finds its files in the wheel, and what it writes runs."""
     command = (python.with_name("lockstep"), "eject", algorithm, env, "-o", "agent.py", "--total-steps", 1200)
-    ejected = ran(*command, "--set", "evaluation.evaluation_duration=1", cwd=tmp_path)
+    ejected = run_outside(*command, "--set", "evaluation.evaluation_duration=1", cwd=tmp_path)
     assert ejected.returncode == 0, ejected.stderr
-    trained = ran(python, "agent.py", cwd=tmp_path)
+    trained = run_outside(python, "agent.py", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     assert trained.stdout.splitlines()[-1].startswith("evaluation: return ")
 
@@ -127,7 +109,7 @@ def test_an_ejected_file_trains_in_an_empty_environment(python: Path, tmp_path: 
     ],
 )
 def test_a_hint_names_what_can_be_installed(python: Path, run: Path, command: str, package: str) -> None:
-    refused = ran(python.with_name("lockstep"), *command.format(run=run).split(), cwd=run)
+    refused = run_outside(python.with_name("lockstep"), *command.format(run=run).split(), cwd=run)
     assert refused.returncode != 0
     hint = re.search(r"pip install (.*)", refused.stderr + refused.stdout)
     assert hint is not None, refused.stderr
@@ -146,14 +128,16 @@ print(PPO.load("model", env=envs).num_timesteps)
 
 
 def test_old_names_say_what_to_install_and_work_with_the_package(python: Path, dist: Path, tmp_path: Path) -> None:
-    refused = ran(python, "-c", PROGRAM.replace("lockstep_sb3", "lockstep.compat.sb3"), cwd=tmp_path)
+    refused = run_outside(python, "-c", PROGRAM.replace("lockstep_sb3", "lockstep.compat.sb3"), cwd=tmp_path)
     assert refused.returncode != 0
     assert "pip install lockstep-sb3" in refused.stderr
 
-    installed = ran(python, "-m", "pip", "install", "--quiet", next(dist.glob("lockstep_sb3-*.whl")), cwd=tmp_path)
+    installed = run_outside(
+        python, "-m", "pip", "install", "--quiet", next(dist.glob("lockstep_sb3-*.whl")), cwd=tmp_path
+    )
     assert installed.returncode == 0, installed.stderr
-    trained = ran(python, "-W", "always::DeprecationWarning", "-c", PROGRAM, cwd=tmp_path)
-    removed = ran(python, "-m", "pip", "uninstall", "--yes", "--quiet", "lockstep-sb3", cwd=tmp_path)
+    trained = run_outside(python, "-W", "always::DeprecationWarning", "-c", PROGRAM, cwd=tmp_path)
+    removed = run_outside(python, "-m", "pip", "uninstall", "--yes", "--quiet", "lockstep-sb3", cwd=tmp_path)
     assert removed.returncode == 0, removed.stderr
     assert trained.stdout == "64\n", trained.stderr
     assert "lockstep.compat.sb3 has moved: import from lockstep_sb3" in trained.stderr
@@ -173,8 +157,8 @@ def test_pyright_and_mypy_see_the_types(python: Path, tmp_path: Path) -> None:
     file = tmp_path / "user.py"
     file.write_text(USER)
     checkers = {
-        "pyright": ran(BIN / "pyright", "--pythonpath", python, file, cwd=tmp_path),
-        "mypy": ran(BIN / "mypy", "--python-executable", python, file, cwd=tmp_path),
+        "pyright": run_outside(BIN / "pyright", "--pythonpath", python, file, cwd=tmp_path),
+        "mypy": run_outside(BIN / "mypy", "--python-executable", python, file, cwd=tmp_path),
     }
     for name, result in checkers.items():
         found = result.stdout
