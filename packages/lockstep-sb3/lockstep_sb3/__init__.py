@@ -3,10 +3,11 @@
 import sys
 
 from lockstep import __version__ as __version__
-from lockstep_sb3 import algorithms, policies
+from lockstep_sb3 import algorithms, policies, ppo_mask
 from lockstep_sb3.algorithms import A2C, DDPG, DQN, PPO, QRDQN, SAC, TD3, TQC, TRPO, CrossQ
+from lockstep_sb3.ppo_mask import MaskablePPO
 
-__all__ = ["A2C", "DDPG", "DQN", "PPO", "QRDQN", "SAC", "TD3", "TQC", "TRPO", "CrossQ"]
+__all__ = ["A2C", "DDPG", "DQN", "PPO", "QRDQN", "SAC", "TD3", "TQC", "TRPO", "CrossQ", "MaskablePPO"]
 
 # Stable-Baselines3 and sb3-contrib have modules for each algorithm, such as `stable_baselines3.sac`,
 # `stable_baselines3.sac.sac` and `stable_baselines3.sac.policies`.
@@ -14,3 +15,5 @@ for name in ("a2c", "crossq", "ddpg", "dqn", "ppo", "qrdqn", "sac", "td3", "tqc"
     module = f"{__name__}.{name}"
     sys.modules |= {module: algorithms, f"{module}.{name}": algorithms, f"{module}.policies": policies}
 sys.modules[f"{__name__}.common.policies"] = policies
+sys.modules[f"{__name__}.ppo_mask.ppo_mask"] = ppo_mask
+sys.modules[f"{__name__}.ppo_mask.policies"] = policies

@@ -23,7 +23,7 @@ from lockstep.algorithms import get_config
 from lockstep.builder import AlgorithmConfig
 from lockstep.config import from_plain, to_plain
 from lockstep.data import DEFAULT_MODULE_ID, map_tree
-from lockstep.envs import StepResult, make_vector
+from lockstep.envs import StepResult, VectorBoundary, make_vector
 from lockstep.policy import Policy
 from lockstep.rollout import Collector
 from lockstep.state import FileNames, Kind, claims_of, handed_in, read_checkpoint, signed, write_checkpoint
@@ -138,6 +138,8 @@ class BaseAlgorithm(ABC):
     """Default epsilon of Adam."""
     sde_log_std: ClassVar[float] = -3.0
     """Default logarithm of the standard deviation in state-dependent exploration."""
+    policy_names: ClassVar[tuple[str, ...]] = POLICIES
+    """Allowed values of `policy`."""
 
     policy: Any
     env: Any
@@ -178,12 +180,12 @@ class BaseAlgorithm(ABC):
         self.total = [0]
         """Number of steps at which `learn` ends. It is a list, which schedules made before `learn` hold on to."""
         self.policy_name = getattr(self.policy, "__name__", self.policy)
-        if self.policy_name not in POLICIES:
+        if self.policy_name not in self.policy_names:
             raise ValueError(
-                f"policy={self.policy!r} is none of {POLICIES}; give networks of your own as policy_kwargs="
+                f"policy={self.policy!r} is none of {self.policy_names}; give networks of your own as policy_kwargs="
                 "{'features_extractor_class': ...}, or to Lockstep itself as an RLModule"
             )
-        self.is_cnn = self.policy_name == "CnnPolicy"
+        self.is_cnn = self.policy_name.startswith("Cnn")
         if self._init_setup_model and self.env is not None:
             self.env = vector_of(self.env)
             self.n_envs = self.env.num_envs
@@ -197,16 +199,24 @@ class BaseAlgorithm(ABC):
         self.action_space = action_space
         self.set_random_seed(self.seed)
         self.config = self.make_config()
-        self.lockstep: Policy = self.config.build_policy(spaces=(observation_space, action_space))
+        self.lockstep: Policy = self.config.build_policy(spaces=self.network_spaces())
         self.policy = BasePolicy(self)
         self.buffer = self.make_buffer()
         if self.env is not None:
             self._connect()
 
+    def network_spaces(self) -> tuple[Any, Any]:
+        """Return the observation and action space of the `lockstep.Policy`. Defaults to those of the environments."""
+        return self.observation_space, self.action_space
+
+    def make_boundary(self, venv: Any) -> VectorBoundary:
+        """Return the vector environment of Lockstep that steps `venv`. Its spaces are the `network_spaces`."""
+        return venv.boundary if isinstance(venv, BoundaryVecEnv) else make_vector(venv)
+
     def _connect(self) -> None:
         """Create the trainer for the present environments."""
         venv = self.env
-        self.boundary = venv.boundary if isinstance(venv, BoundaryVecEnv) else make_vector(venv)
+        self.boundary = self.make_boundary(venv)
         # Without a seed of the model, the environments may have been seeded by themselves (`make_vec_env(seed=)`).
         seeds = venv.seeds if self.seed is None and isinstance(venv, BoundaryVecEnv) else None
         collector = Collector(
@@ -222,7 +232,8 @@ class BaseAlgorithm(ABC):
     def make_config(self) -> AlgorithmConfig:
         """Return the configuration with the options of this model."""
         config: Any = get_config(self.algorithm).evaluation(evaluation_interval=0)
-        config.environment(observation_space=self.observation_space, action_space=self.action_space)
+        observation_space, action_space = self.network_spaces()
+        config.environment(observation_space=observation_space, action_space=action_space)
         config.env_runners(num_envs_per_env_runner=self.n_envs)
         config.debugging(seed=secrets.randbits(31) if self.seed is None else self.seed)
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -413,6 +424,14 @@ class BaseAlgorithm(ABC):
 
         No policy here has a memory, so `state` is returned unchanged and `episode_start` is ignored.
         """
+        batch, is_single = self.as_batch(observation)
+        # In Stable-Baselines3 `action_noise` of TD3 acts in training only.
+        explore = not deterministic and self.algorithm != "td3"
+        actions = self.lockstep.compute_actions(batch, explore=explore)
+        return (actions[0] if is_single else actions), state
+
+    def as_batch(self, observation: Any) -> tuple[Any, bool]:
+        """Return a batch `[B, ...]` of one observation or of a batch, and whether it was a single observation."""
         # Of a dict any entry tells whether it is a batch.
         space = self.observation_space
         leaf = observation
@@ -421,11 +440,9 @@ class BaseAlgorithm(ABC):
             space = space[name]
             leaf = observation[name]
         is_single = np.shape(leaf) == space.shape
-        batch = map_tree(lambda each: np.asarray(each)[None], observation) if is_single else observation
-        # In Stable-Baselines3 `action_noise` of TD3 acts in training only.
-        explore = not deterministic and self.algorithm != "td3"
-        actions = self.lockstep.compute_actions(batch, explore=explore)
-        return (actions[0] if is_single else actions), state
+        if is_single:
+            return map_tree(lambda each: np.asarray(each)[None], observation), True
+        return observation, False
 
     # -- environments, seeds, parameters ---
 
@@ -454,7 +471,8 @@ class BaseAlgorithm(ABC):
         venv = vector_of(env)
         if venv.num_envs != self.n_envs:
             raise ValueError(f"set_env got {venv.num_envs} environments, the model has {self.n_envs}; give as many")
-        self.lockstep.acting[DEFAULT_MODULE_ID].check_spaces(venv.observation_space, venv.action_space)
+        boundary = self.make_boundary(venv)
+        self.lockstep.acting[DEFAULT_MODULE_ID].check_spaces(boundary.observation_space, boundary.action_space)
         self.env = venv
         self._connect()
 

@@ -224,17 +224,19 @@ class EvalCallback(EventCallback):
         if locals_["done"] and "is_success" in locals_["info"]:
             self.logger.record_mean("eval/success_rate", float(locals_["info"]["is_success"]))
 
+    def evaluate(self, **options: Any) -> Any:
+        """Return the result of `evaluate_policy` for the model and the evaluation environments."""
+        return evaluate_policy(self.model, self.eval_env, **options)
+
     def _on_step(self) -> bool:
         if self.eval_freq <= 0 or self.n_calls % self.eval_freq:
             return True
         sync_envs_normalization(self.training_env, self.eval_env)
-        returns, lengths = evaluate_policy(
-            self.model,
-            self.eval_env,
-            self.n_eval_episodes,
-            self.deterministic,
-            self.render,
-            self._log_success,
+        returns, lengths = self.evaluate(
+            n_eval_episodes=self.n_eval_episodes,
+            deterministic=self.deterministic,
+            render=self.render,
+            callback=self._log_success,
             return_episode_rewards=True,
         )
         for name, value in zip(self.evaluations, (self.num_timesteps, returns, lengths)):

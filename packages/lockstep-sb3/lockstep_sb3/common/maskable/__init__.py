@@ -1,0 +1,1 @@
+"""Action masks with the names of `sb3_contrib.common.maskable`."""
