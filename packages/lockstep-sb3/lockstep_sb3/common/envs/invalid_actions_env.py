@@ -56,6 +56,7 @@ class InvalidActionEnv(gym.Env[Any, Any], ABC):
         return [entry not in self.invalid_actions for entry in range(self._num_entries)]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode, and return its first observation and info."""
         super().reset(seed=seed)
         if seed is not None:
             self.action_space.seed(seed)
@@ -63,6 +64,7 @@ class InvalidActionEnv(gym.Env[Any, Any], ABC):
         return self._draw(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Take an action, and return the observation, the reward, two flags for the end, and the info."""
         reward = float(np.all(action == self.state))
         self.current_step += 1
         return self._draw(), reward, False, self.current_step >= self.ep_length, {}

@@ -47,11 +47,13 @@ class TimeFeatureWrapper(gym.Wrapper[Any, Any, Any, Any]):
         self._step = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode, and return its first observation and info."""
         self._step = 0
         obs, info = self.env.reset(seed=seed, options=options)
         return self._with_time(obs), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take an action, and return the observation, the reward, two flags for the end, and the info."""
         self._step += 1
         obs, reward, terminated, truncated, info = self.env.step(action)
         return self._with_time(obs), reward, terminated, truncated, info
