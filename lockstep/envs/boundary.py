@@ -67,15 +67,24 @@ class StepResult:
             without a last observation, the row is not valid, and `obs` has the first observation of a new episode.
         infos: None, or `{row: info}` with the non-empty infos of the last step of episodes that ended.
         any_done: True if at least one episode ended or was lost.
+        acted_on: In the copy that a collector's `on_step_hook` gets: tree of arrays [B, ...], the observations that
+            the policy acted on in this step, after recording connectors. Otherwise None.
+        actions: In the same copy: tree of arrays [B, ...], the policy's actions as learned from, before they were
+            rescaled or clipped for the environments. Otherwise None.
     """
 
-    __slots__ = ("any_done", "final_obs", "infos", "lost", "obs", "rewards", "terminateds", "truncateds", "valid")
+    __slots__ = (
+        *("acted_on", "actions", "any_done", "final_obs", "infos", "lost", "obs", "rewards", "terminateds"),
+        *("truncateds", "valid"),
+    )
 
     def __init__(self, obs: Tree, num_envs: int) -> None:
         self.obs = obs
         self.rewards: npt.NDArray[Any] = np.zeros(num_envs)
         self.terminateds: Flags = np.zeros(num_envs, np.bool_)
         self.truncateds: Flags = np.zeros(num_envs, np.bool_)
+        self.acted_on: Tree = None
+        self.actions: Tree = None
         self.clear_endings()
 
     def clear_endings(self) -> None:
@@ -178,6 +187,11 @@ class VectorBoundary(ABC):
     Comparing in every step would cost time, and an environment that breaks its bounds nearly always does so early."""
     _failure = ""
     """Reason why the worker processes were ended, for the error of the next call. Empty: there was no failure."""
+
+    @property
+    def ended_infos(self) -> Mapping[int, dict[str, Any]]:
+        """Non-empty infos of the last step of the episodes that ended in the newest step, by row."""
+        return self._result.infos or {}
 
     @property
     def num_restarts(self) -> int:

@@ -30,7 +30,8 @@ class Collector(BaseCollector):
             EnvPool pool, or an id.
         buffer: Buffer that steps are stored in. Without one, as in evaluation, only returns and lengths are kept.
         exploration_noise: Whether actions are sampled outside a training step too.
-        on_step_hook: Function `f(step_result)`, called after each vector step with a copy of its result.
+        on_step_hook: Function `f(step_result)`, called after each vector step with a copy of its result. The copy also
+            has the actions of the policy and the observations that it acted on.
         on_episode_done_hook: Function `f(env_index, episode_return, length)`, called for each episode that ends.
         raise_on_nan_in_buffer: Whether values that are not finite raise `MalformedBufferError`.
         epsilon: Probability of a random action, for policies that act by Q-values (DQN and its variants). It replaces

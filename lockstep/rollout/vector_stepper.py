@@ -254,6 +254,8 @@ class VectorStepper(Stepper):
             # Before the step: the environments may write the next observations into the memory of `obs`.
             if store is not None:
                 store.write_obs(t, obs)
+            if on_step_hook is not None:
+                acted_on = map_tree(np.array, obs)
 
             began = clock()
             if random:
@@ -295,7 +297,10 @@ class VectorStepper(Stepper):
             if self.recorded is not None or step.any_done:
                 obs = self._after_step(step, env_actions, t, k)
             if on_step_hook is not None:
-                on_step_hook(step.copy())  # the next step overwrites the arrays of this one
+                result = step.copy()  # the next step overwrites the arrays of this one
+                result.acted_on = acted_on
+                result.actions = map_tree(np.array, actions)
+                on_step_hook(result)
             t += 1
             if counting is not None and step.any_done and not counting.any():
                 break

@@ -74,8 +74,11 @@ def test_environments_in_processes_are_the_same_ones():
         ]
         venv.env_method("set_factor", 10.0)
         assert venv.step([0, 0])[0].ravel().tolist() == [20.0, 20.0]
-        with pytest.raises(ValueError, match="indices"):
-            venv.get_attr("factor", indices=[0])
+        assert venv.env_method("set_factor", 5.0, indices=1) == [None]
+        venv.set_attr("factor", 7.0, indices=[0])
+        assert venv.get_attr("factor") == [7.0, 5.0]
+        assert venv.get_attr("factor", indices=[1, 0]) == [5.0, 7.0]
+        assert venv.env_is_wrapped(Monitor) == [False, False]
     finally:
         venv.close()
 
@@ -133,7 +136,7 @@ def test_load_results_reads_the_files_of_monitor(tmp_path):
     pytest.importorskip("pandas")
     env = Monitor(Count(), str(tmp_path))
     stepped(DummyVecEnv([lambda: env]), 7)
-    assert list(env.return_queue) == [6.0, 6.0]
+    assert env.get_episode_rewards() == [6.0, 6.0]
     stepped(make_vec_env(Count, n_envs=2, monitor_dir=str(tmp_path / "more")), 3)
     table = load_results(tmp_path)
     assert table.r.tolist() == [6.0, 6.0]
@@ -195,12 +198,12 @@ def test_training_through_a_wrapper_of_ones_own_sees_its_rewards():
     assert model.get_vec_normalize_env() is None
 
 
-def test_pictures_of_all_environments_stand_side_by_side():
+def test_pictures_of_all_environments_are_one_picture():
     venv = make_vec_env("CartPole-v1", n_envs=2)
     venv.reset()
     picture = venv.render("rgb_array")
     one = venv.envs[0].render()
-    assert picture.shape == (one.shape[0], 2 * one.shape[1], 3)
+    assert picture.shape == (2 * one.shape[0], one.shape[1], 3)
     venv.close()
 
 

@@ -37,9 +37,8 @@ from lockstep_sb3.common.logger import Logger
 from lockstep_sb3.common.moved import moved_name
 from lockstep_sb3.common.torch_layers import model_config_of
 from lockstep_sb3.common.utils import StepSchedule, set_random_seed
-from lockstep_sb3.common.vec_env import VecNormalize
-from lockstep_sb3.common.vec_env.base_vec_env import BoundaryVecEnv, infos_of
-from lockstep_sb3.common.vec_env.wrappers import find_vec_normalize
+from lockstep_sb3.common.vec_env import VecNormalize, unwrap_vec_normalize
+from lockstep_sb3.common.vec_env.boundary_vec_env import BoundaryVecEnv, infos_of
 
 Rate = float | Callable[[float], float]
 """Number, or a function of the remaining progress, which falls from 1 to 0."""
@@ -172,11 +171,13 @@ class BaseAlgorithm(ABC):
         """Statistics of the last collected steps."""
         self.locals: dict[str, Any] = {}
         """Values of the present step for callbacks, which Stable-Baselines3 takes from local variables of `learn`."""
-        self._last_episodes: dict[int, dict[str, Any]] = {}
-        """Return, length and time of the last episode, by the row of its environment."""
+        self._last_episodes: dict[int, dict[str, Any] | None] = {}
+        """Return, length and time of the last episode, by the row of its environment; None for a lost life."""
         self.logger = Logger()
         self.callback = BaseCallback()
         self.ep_info_buffer: deque[dict[str, Any]] = deque(maxlen=self.stats_window_size)
+        self.ep_success_buffer: deque[Any] = deque(maxlen=self.stats_window_size)
+        """Whether the last episodes were a success, of environments whose infos have `"is_success"`."""
         self.total = [0]
         """Number of steps at which `learn` ends. It is a list, which schedules made before `learn` hold on to."""
         self.policy_name = getattr(self.policy, "__name__", self.policy)
@@ -364,11 +365,20 @@ class BaseAlgorithm(ABC):
         self.callback.check()
 
     def _on_episode(self, row: int, episode_return: float, length: int) -> None:
-        """Record the end of an episode. What a `Monitor` in the environment has counted comes first."""
-        info = self.boundary.infos.step_infos[row] if self.boundary.infos else {}
-        counted = {"r": episode_return, "l": length, "t": time.monotonic() - self.start_time}
-        self._last_episodes[row] = info.get("episode", counted)
-        self.ep_info_buffer.append(self._last_episodes[row])
+        """Record the end of an episode.
+
+        If a wrapper of the environments counts episodes, its own count is taken. Then an ending that it does not report
+        is no end of an episode, such as a lost life.
+        """
+        info = self.boundary.ended_infos.get(row, {})
+        episode = info.get("episode")
+        if episode is None and not getattr(self.env, "is_monitored", False):
+            episode = {"r": episode_return, "l": length, "t": time.monotonic() - self.start_time}
+        self._last_episodes[row] = episode
+        if episode is not None:
+            self.ep_info_buffer.append(episode)
+        if "is_success" in info:
+            self.ep_success_buffer.append(info["is_success"])
 
     def _on_vector_step(self, result: StepResult) -> None:
         """Notify the callbacks of a step of all environments."""
@@ -376,7 +386,8 @@ class BaseAlgorithm(ABC):
         infos = infos_of(result, self.boundary)
         dones = result.terminateds | result.truncateds
         for row in map(int, np.flatnonzero(dones)):
-            infos[row].setdefault("episode", self._last_episodes[row])
+            if self._last_episodes[row] is not None:
+                infos[row].setdefault("episode", self._last_episodes[row])
         self.locals.update(infos=infos, dones=dones, rewards=result.rewards, new_obs=result.obs)
         if not self.callback.on_step():
             raise StopTraining
@@ -404,6 +415,8 @@ class BaseAlgorithm(ABC):
         if self.ep_info_buffer:
             for key, name in (("r", "ep_rew_mean"), ("l", "ep_len_mean")):
                 self.logger.record(f"rollout/{name}", float(np.mean([each[key] for each in self.ep_info_buffer])))
+        if self.ep_success_buffer:
+            self.logger.record("rollout/success_rate", float(np.mean(self.ep_success_buffer)))
         if self.last_collect is not None:
             for epsilon in self.last_collect.epsilon.values():
                 self.logger.record("rollout/exploration_rate", epsilon)
@@ -464,7 +477,7 @@ class BaseAlgorithm(ABC):
 
     def get_vec_normalize_env(self) -> VecNormalize | None:
         """Return the `VecNormalize` wrapper of the environments; None without one."""
-        return find_vec_normalize(self.env)
+        return unwrap_vec_normalize(self.env)
 
     def set_env(self, env: Any, force_reset: bool = True) -> None:
         """Train in other environments, which must have the same spaces and number."""
@@ -615,7 +628,7 @@ _MOVED = {
     "Progress": "lockstep_sb3.common.base_class:SavedSchedule",
     "RolloutEnd": "lockstep_sb3.common.base_class:RolloutEndCallback",
     "Stopped": "lockstep_sb3.common.base_class:StopTraining",
-    "normalize_of": "lockstep_sb3.common.vec_env.wrappers:find_vec_normalize",
+    "normalize_of": "lockstep_sb3.common.vec_env.vec_normalize:unwrap_vec_normalize",
 }
 """Places of names that have changed."""
 

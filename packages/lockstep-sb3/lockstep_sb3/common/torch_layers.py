@@ -63,11 +63,11 @@ def channels_last(shape: Sequence[int]) -> bool:
     return shape[-1] <= shape[0]
 
 
-def _has_images(space: Any) -> bool:
+def has_images(space: Any) -> bool:
     """Return whether a space is an image, or has one inside."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-        return any(map(_has_images, parts))
+        return any(map(has_images, parts))
     return is_image(space)
 
 
@@ -116,7 +116,7 @@ def model_config_of(
         raise ValueError("MlpPolicy takes no images; give CnnPolicy, or an environment with flat observations")
     elif is_image(space):
         model["image_hiddens"] = (options.pop("features_dim", 512), *policy)
-    elif _has_images(space):
+    elif has_images(space):
         model["image_hiddens"] = (options.pop("cnn_output_dim", 256),)
     if options and extractor is None:
         raise ValueError(f"features_extractor_kwargs={options} are not allowed without a features_extractor_class")
