@@ -19,7 +19,7 @@ class RunningMeanStd(RunningMoments):
 
     def __init__(self, epsilon: float = 1e-4, shape: Sequence[int] = ()) -> None:
         super().__init__(shape)
-        self.count: float = epsilon
+        self.count = epsilon  # type: ignore[assignment]  # imaginary rows need not be whole
         self.squares = np.full(self.shape, float(epsilon))
 
     @property
@@ -49,10 +49,6 @@ class RunningMeanStd(RunningMoments):
     def combine(self, other: RunningMeanStd) -> None:
         """Add the rows of `other`, which does not change."""
         self.merge(other)
-
-    def update(self, arr: np.ndarray) -> None:
-        """Add rows `[N, *shape]`."""
-        super().update(arr)
 
     def update_from_moments(self, batch_mean: np.ndarray, batch_var: np.ndarray, batch_count: float) -> None:
         """Add `batch_count` rows, whose mean and variance are known."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -23,7 +24,7 @@ class DummyVecEnv(BoundaryVecEnv):
 
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env]]) -> None:
         envs = [_patch_env(make()) for make in env_fns]
-        boundary = LightSyncVectorEnv([lambda env=env: env for env in envs], owns_envs=False)
+        boundary = LightSyncVectorEnv([partial(_as_is, env) for env in envs], owns_envs=False)
         self.envs = boundary.envs
         super().__init__(boundary)
 
@@ -32,3 +33,8 @@ class DummyVecEnv(BoundaryVecEnv):
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
         return [is_wrapped(self.envs[row], wrapper_class) for row in self._get_indices(indices)]
+
+
+def _as_is(env: gym.Env) -> gym.Env:
+    """Return an environment that has been made already."""
+    return env

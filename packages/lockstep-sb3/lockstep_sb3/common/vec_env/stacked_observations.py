@@ -66,7 +66,7 @@ class StackedObservations:
             np.concatenate([bound] * n_stack, self._axis - 1)
             for bound in (observation_space.low, observation_space.high)
         )
-        self.stacked_observation_space = spaces.Box(low, high, dtype=observation_space.dtype)  # type: ignore[arg-type]
+        self.stacked_observation_space = spaces.Box(low, high, dtype=observation_space.dtype)
         self.stacked_obs = np.zeros((num_envs, *low.shape), observation_space.dtype)
 
     def _append(self, frames: np.ndarray, newest: np.ndarray) -> np.ndarray:
@@ -83,7 +83,7 @@ class StackedObservations:
 
     def update(self, observations: Any, dones: np.ndarray, infos: list[dict[str, Any]]) -> tuple[Any, list[Any]]:
         """Return the stacks with new observations, and the infos, whose last observations are stacked too."""
-        for row in np.flatnonzero(dones):
+        for row in np.flatnonzero(dones).tolist():
             infos[row]["terminal_observation"] = self._last_stack(row, infos[row]["terminal_observation"])
         return self._pushed(observations, dones), infos
 

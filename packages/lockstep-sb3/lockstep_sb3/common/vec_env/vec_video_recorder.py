@@ -102,7 +102,7 @@ class VecVideoRecorder(VecEnvWrapper):
 
         sys.stdout.write(f"Saving video to {self.video_path}\n")
         # ffmpeg would scale frames to a multiple of 16 pixels. Players only need an even number.
-        even = [frame[: len(frame) // 2 * 2, : frame.shape[1] // 2 * 2] for frame in frames]
+        even: list[Any] = [frame[: len(frame) // 2 * 2, : frame.shape[1] // 2 * 2] for frame in frames]
         # Renamed when complete, so that a file that is there can be played.
         part = Path(self.video_path).with_suffix(".part.mp4")
         imageio.mimwrite(part, even, fps=self.frames_per_sec, macro_block_size=1)
