@@ -61,7 +61,7 @@ class VecEnv(ABC):
         """Return the render mode that all environments have."""
         try:
             modes = self.get_attr("render_mode")
-        except (AttributeError, NotImplementedError):
+        except (AttributeError, RuntimeError):
             return None
         if any(mode != modes[0] for mode in modes):
             raise ValueError(f"the environments have different render modes, {modes}; make all of them with the same")
@@ -101,7 +101,7 @@ class VecEnv(ABC):
 
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
         """Call a method of each environment, and return the results."""
-        raise NotImplementedError(f"{type(self).__name__} has no env_method, which would call {method_name!r}")
+        raise AttributeError(f"{type(self).__name__} has no env_method, which would call {method_name!r}")
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """Return an attribute of each environment."""
@@ -121,7 +121,7 @@ class VecEnv(ABC):
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
         """Return for each environment whether it has a wrapper of this class."""
-        raise NotImplementedError(f"{type(self).__name__} has no env_is_wrapped")
+        raise AttributeError(f"{type(self).__name__} has no env_is_wrapped")
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         """Seed environment i with `seed + i` at the next reset, and return these seeds. None draws a random seed."""

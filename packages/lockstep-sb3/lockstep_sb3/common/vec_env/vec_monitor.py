@@ -73,5 +73,5 @@ def _has_monitor(venv: Any) -> bool:
     """Return whether the first environment has a `Monitor`. False for a vector environment that cannot tell."""
     try:
         return bool(venv.env_is_wrapped(Monitor, indices=[0])[0])
-    except (AttributeError, NotImplementedError):
+    except (AttributeError, RuntimeError):
         return False

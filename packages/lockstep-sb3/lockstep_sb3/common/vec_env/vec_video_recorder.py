@@ -55,7 +55,7 @@ class VecVideoRecorder(VecEnvWrapper):
         """Return the frames in a second that the environments ask for."""
         try:
             metadata = self.venv.get_attr("metadata")[0]
-        except (AttributeError, NotImplementedError):
+        except (AttributeError, RuntimeError):
             metadata = {}
         return int(metadata.get("render_fps", 30))
 
