@@ -76,6 +76,7 @@ pages: $(VENV)/.core        ## what is written from the code: keyword types, doc
 	$(BIN)/python tests/architecture/keyword_types.py
 	$(BIN)/python -m lockstep.cli list --markdown > docs/reference.md
 	$(BIN)/python tests/architecture/walks.py
+	$(BIN)/python tests/architecture/moved_table.py
 	PYTHONPATH=tests $(BIN)/python tests/product/cover.py
 	$(BIN)/python docs/tables.py
 

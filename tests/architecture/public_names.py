@@ -9,6 +9,7 @@ imported from it.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import json
@@ -141,6 +142,46 @@ def as_table(names: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 def saved_names() -> dict[str, dict[str, list[str]]]:
     """Return the names of the file."""
     return json.loads(NAMES.read_text())
+
+
+# -- names that have moved ---
+
+
+def moved_names() -> dict[str, str]:
+    """Return `{old path: new path}` for all old names that still work in both packages, from the code's own tables."""
+    found: dict[str, str] = {"lockstep.compat.sb3": "lockstep_sb3"}
+    for place, package in ((ROOT, "lockstep"), (ROOT / "packages/lockstep-sb3", "lockstep_sb3")):
+        for path, text in read_sources(place, package).items():
+            module = module_name(path)
+            if re.search(r"^_MOVED\b", text, re.MULTILINE):
+                for name, new in importlib.import_module(module)._MOVED.items():
+                    new_module, _, new_name = new.partition(":")
+                    found[f"{module}.{name}"] = f"{new_module}.{new_name or name}"
+            found |= dict(renamed_members(module, text))
+    return found
+
+
+def renamed_members(module: str, text: str) -> Iterator[tuple[str, str]]:
+    """Yield `(old path, new path)` for members of classes whose docstring is "Deprecated name of `...`."."""
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for member in node.body:
+            words = ast.get_docstring(member) if isinstance(member, ast.FunctionDef) else None
+            if words and (match := re.match(r"Deprecated name of `(\w+)`", words)):
+                owner = public_path(module, node.name)
+                yield f"{owner}.{member.name}", f"{owner}.{match[1]}"  # type: ignore[attr-defined]
+
+
+def public_path(module: str, name: str) -> str:
+    """Return the path of a class in the highest folder that exports it."""
+    value = find(module, name)
+    words = module.split(".")
+    for length in range(1, len(words)):
+        folder = ".".join(words[:length])
+        if getattr(importlib.import_module(folder), name, None) is value:
+            return f"{folder}.{name}"
+    return f"{module}.{name}"
 
 
 # -- where a name is now ---

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 from algorithm_list import COMMAND, classes_by_file, listed, written
 from architecture_checks import declared_names
-from public_names import NAMES, RENAMED, as_table, find, is_same, new_path, saved_names, shown_in
+from moved_table import PAGE, TABLE, table
+from public_names import NAMES, RENAMED, as_table, find, is_same, moved_names, new_path, saved_names, shown_in
+from signatures import object_at
 
 ROOT = Path(__file__).parents[2]
 OLD_NAMES_ONLY = "compat"
@@ -240,3 +242,19 @@ def test_names_are_read_from_imports_and_from_words():
         "lockstep.state.trust": [],
         "lockstep.trainer.video": [],
     }
+
+
+# -- names that have moved ---
+
+
+def test_the_page_about_the_last_version_has_every_moved_name():
+    assert TABLE.search(PAGE.read_text())[2] == table(), "`python tests/architecture/moved_table.py` writes it"
+
+
+def test_every_moved_name_leads_to_the_object_of_its_new_name():
+    for old, new in moved_names().items():
+        owner = object_at(old.rpartition(".")[0])
+        if inspect.isclass(owner):  # an old method calls the new one
+            assert {old.rpartition(".")[2], new.rpartition(".")[2]} <= set(dir(owner)), old
+        else:
+            assert is_same(object_at(old), object_at(new)), old
