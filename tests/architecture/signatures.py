@@ -39,7 +39,7 @@ PACKAGES = {"lockstep": ".", "lockstep_sb3": "packages/lockstep-sb3"}
 """Where the packages are in a checkout. 0.2.0 had only the first one."""
 EVERY = "every algorithm"
 GONE = "gone"
-VARIABLE = {inspect.Parameter.VAR_POSITIONAL: "args", inspect.Parameter.VAR_KEYWORD: "kwargs"}
+VARIABLE: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "args", inspect.Parameter.VAR_KEYWORD: "kwargs"}
 """Names of parameters that no caller writes: another name is not a change."""
 
 Signatures = dict[str, str]
@@ -248,18 +248,17 @@ def object_at(path: str) -> Any:
     Raises:
         AttributeError: There is none.
     """
-    value: Any = importlib.import_module(path.partition(".")[0])
-    module = value.__name__
-    for word in path.split(".")[1:]:
-        if inspect.ismodule(value) and not hasattr(value, word):
-            try:
-                importlib.import_module(f"{module}.{word}")
-            except ModuleNotFoundError as error:
-                raise AttributeError(f"{module} has no {word}") from error
+    first, *rest = path.split(".")
+    value: Any = importlib.import_module(first)
+    for word in rest:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
+            if inspect.ismodule(value) and not hasattr(value, word):
+                try:
+                    importlib.import_module(f"{value.__name__}.{word}")
+                except ModuleNotFoundError as error:
+                    raise AttributeError(f"{value.__name__} has no {word}") from error
             value = getattr(value, word)
-        module = f"{module}.{word}"
     return value
 
 

@@ -33,7 +33,9 @@ def test_every_changed_signature_is_named_in_the_changelog():
 def test_the_stored_signatures_are_those_of_the_last_version():
     newest, last, *_ = versions(CHANGELOG.read_text())
     assert newest == lockstep.__version__
-    assert released_signatures()[0] == last, "write them with the code of that version: tests/architecture/signatures.py"
+    assert released_signatures()[0] == last, (
+        "write them with the code of that version: tests/architecture/signatures.py"
+    )
 
 
 def test_names_of_both_packages_and_options_of_all_algorithms_are_compared():
@@ -73,7 +75,9 @@ def test_signatures_show_parameters_and_defaults_without_types():
 
 
 def test_a_change_is_named_by_code_of_the_newest_section_only():
-    changelog = "# Changelog\n\n## 2.0\n\n`load_policy`, `BaseTrainer.run`, `training(lr=...)`, tune\n\n## 1.0\n\n`tune`\n"
+    changelog = (
+        "# Changelog\n\n## 2.0\n\n`load_policy`, `BaseTrainer.run`, `training(lr=...)`, tune\n\n## 1.0\n\n`tune`\n"
+    )
     section = newest_section(changelog)
     assert versions(changelog) == ["2.0", "1.0"]
     named = [
