@@ -24,8 +24,8 @@ import lockstep
 def test_every_changed_signature_is_named_in_the_changelog():
     found = unnamed(changes(released_signatures()[1]), newest_section(CHANGELOG.read_text()))
     assert not found, (
-        f"{len(found)} public names or options changed since {released_signatures()[0]}. Name each in code in the newest "
-        "section of CHANGELOG.md (`name`, `Class.member`, `section.option`), or undo the change:\n"
+        f"{len(found)} public names or options changed since {released_signatures()[0]}. Name each in code in the "
+        "newest section of CHANGELOG.md (`name`, `Class.member`, `section.option`), or undo the change:\n"
         + "\n".join(map(str, found))
     )
 
