@@ -177,7 +177,7 @@ def compare_runs(
         ValueError: the environments of the two sides differ, a side has too few runs, or a folder does not hold a run
             or has no such record.
     """
-    sides = open_runs(runs), open_runs(against)
+    sides = open_runs(runs, scope), open_runs(against, scope)
     all_runs = open_runs([*(run.path for run in sides[0]), *(run.path for run in sides[1])])  # refuses a run on both
     tasks = _same_tasks(*sides)
     check_whole("at_step", at_step, 1, optional=True)

@@ -178,7 +178,7 @@ def plot_runs(
     a stratified bootstrap.
 
     Args:
-        runs: folders of runs.
+        runs: folders of runs, or of a folder that holds runs, such as `runs`.
         output: file of the picture, whose suffix is the format.
         metric, scope: name of the record; scope "test" (evaluation), "train" or "update".
         x: horizontal axis, "steps", "seconds" or "gradient_steps".
@@ -214,7 +214,7 @@ def draw_runs(
     smooth: int = 1,
 ) -> Any:
     """Return the matplotlib figure that `plot_runs` saves. Arguments and errors are the same."""
-    opened = open_runs(runs)
+    opened = open_runs(runs, scope)
     curves = {run.path: smoothed(read_curve(run.path, metric, scope, x), smooth) for run in opened}
     groups = group_runs(opened, group_by=group_by, labels=labels)
     panels = {}

@@ -86,7 +86,7 @@ def write_report(
     page's folder, and the page says so.
 
     Args:
-        runs: folders of runs.
+        runs: folders of runs, or of a folder that holds runs, such as `runs`.
         output: file of the page.
         group_by, labels: as in `plot_runs`.
         metrics: further records to draw, with their scopes: `"update/entropy"`.

@@ -2,13 +2,16 @@
 
 import json
 import os
+import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, TypeGuard
 
-from lockstep.tracking.run_folder import OBJECT, RunFolder, RunFolderError
+from lockstep.tracking.records import read_metrics
+from lockstep.tracking.run_folder import OBJECT, RunFolder, RunFolderError, find_runs
 
 SEED = "debugging.seed"
 MISSING = "-"
@@ -45,15 +48,23 @@ def differing_options(runs: Iterable[RunFolder]) -> list[str]:
     return [path for path in paths if path != SEED and differs(path)]
 
 
-def open_runs(paths: Sequence[RunPath] | RunPath) -> list[RunFolder]:
+def open_runs(paths: Sequence[RunPath] | RunPath, scope: str = "test") -> list[RunFolder]:
     """Return the runs in the given folders.
 
-    Raises `ValueError`: there is no folder, a folder does not hold a run, or a run is given twice.
+    Args:
+        paths: folders of runs. A folder that holds several runs, such as `runs`, stands for those of them that have a
+            record of `scope`; a warning names the others, which have often just begun or failed early.
+        scope: scope of the records that are needed, "test" (evaluation), "train" or "update".
+
+    Raises:
+        ValueError: there is no folder, a folder does not hold a run, or a run is given twice.
     """
     folders = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not folders:
         raise ValueError("give at least one run's folder, e.g. runs/ppo_*")
-    runs = [RunFolder.open(folder) for folder in folders]
+    runs = []
+    for folder in folders:
+        runs.extend(_open_folder(Path(folder), scope))
     for run in runs:
         if not run.metrics_path.exists():
             raise RunFolderError(f"the run in {run.path} is damaged: it has no {run.metrics_path.name}")
@@ -62,6 +73,24 @@ def open_runs(paths: Sequence[RunPath] | RunPath) -> list[RunFolder]:
         if count > 1:
             raise ValueError(f"{path} is given twice")
     return runs
+
+
+def _open_folder(folder: Path, scope: str) -> list[RunFolder]:
+    """Return the run in a folder, or those in a folder of several runs that have a record of `scope`."""
+    paths = find_runs(folder)
+    if len(paths) <= 1:
+        return [RunFolder.open(folder)]
+    drawn: list[Path] = []
+    left_out: list[Path] = []
+    for path in paths:
+        has_record = any(record["scope"] == scope for record in read_metrics(path))
+        (drawn if has_record else left_out).append(path)
+    if not drawn:
+        raise ValueError(f"none of the {len(paths)} runs in {folder} has a record of {scope!r} yet")
+    if left_out:
+        names = ", ".join(path.name for path in left_out)
+        warnings.warn(f"runs in {folder} without a record of {scope!r} are left out: {names}", stacklevel=2)
+    return [RunFolder.open(path) for path in drawn]
 
 
 def group_runs(

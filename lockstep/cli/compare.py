@@ -19,7 +19,7 @@ class Compare:
     """Compare the last evaluations of two groups of runs: which group is better, and how certain is that?"""
 
     runs: Positional[Runs]
-    """Folders of the first group of runs."""
+    """Folders of the first group of runs, or a folder that holds them."""
     against: Runs = ()
     """Folders of the second group of runs, on the same environments."""
     output: Annotated[Path, arg(aliases=["-o"])] = field(default_factory=lambda: Path("comparison.png"))

@@ -56,7 +56,8 @@ class Eject:
             file=None if self.config is None else (str(self.config), read_config_file(self.config)),
             trust=self.trust,
         )
-        path = eject(settings.config, self.output or f"{self.algorithm}_{self.env}.py", sources=settings.sources)
+        output = self.output or f"{settings.config.algorithm}_{self.env}.py"
+        path = eject(settings.config, output, sources=settings.sources)
         num_lines = len(path.read_text(encoding="utf-8").splitlines())
         say_facts(
             {

@@ -21,7 +21,7 @@ class Plot:
     """
 
     runs: Positional[Runs]
-    """Folders of the runs."""
+    """Folders of the runs, or a folder that holds runs: `lockstep plot runs`."""
     output: Annotated[Path, arg(aliases=["-o"])] = field(default_factory=lambda: Path("curves.png"))
     """Picture to write: .png, .pdf or .svg."""
     metric: Annotated[str, arg(metavar="NAME")] = "returns_stat/mean"

@@ -18,7 +18,7 @@ class Report:
     """Write an HTML page about runs: curves, settings that differ, final evaluations, shares of time, videos."""
 
     runs: Positional[Runs]
-    """Folders of the runs."""
+    """Folders of the runs, or a folder that holds runs: `lockstep report runs`."""
     output: Annotated[Path, arg(aliases=["-o"])] = field(default_factory=lambda: Path("report.html"))
     """Page to write: .html. It loads nothing from the network."""
     group_by: OptionNames = ()

@@ -79,6 +79,8 @@ class Train:
     """End the run when the mean return of an evaluation reaches this value."""
     logger: UseAppendAction[tuple[Literal["jsonl", "tensorboard", "wandb", "mlflow"], ...]] = ()
     """Also write the metrics there; metrics.jsonl is always written."""
+    lr: Annotated[OptionalNumber, arg(help_behavior_hint="(default: the recipe's)")] = None
+    """Learning rate, short for --set training.lr=VALUE."""
     compile: Annotated[bool, arg(help_behavior_hint="(default: runs of about a minute or more)")] = False
     """Compile the gradient step of a run of any length; --set framework.compile=false compiles none."""
     device: Annotated[OptionalText, arg(metavar="DEVICE", help_behavior_hint="(default: the recipe's)")] = None
@@ -187,6 +189,7 @@ class Train:
             "env_runners.num_env_runners": self.num_env_runners,
             "resources.ray_address": self.ray_address,
             "evaluation.stop_return": self.stop_return,
+            "training.lr": self.lr,
             "framework.device": self.device,
             "framework.compile": self.compile or None,
             "reporting.loggers": list(dict.fromkeys(("jsonl", *self.logger))) if self.logger else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -368,6 +369,8 @@ class BaseConfig:
     def of_algorithm(cls, algorithm: str) -> BaseConfig:
         """Return a configuration of the algorithm with this name, with the defaults.
 
+        Capital letters and hyphens are accepted: "PPO" and "QR-DQN" are "ppo" and "qrdqn".
+
         Raises:
             ValueError: There is no such algorithm; the message suggests the closest.
         """
@@ -377,7 +380,11 @@ class BaseConfig:
             load_library()
             known = _algorithms()
         if algorithm not in known:
-            raise ValueError(f"unknown algorithm {algorithm!r}; {suggestion(algorithm, known)}")
+            by_spelling = {_bare_spelling(name): name for name in known}
+            bare = _bare_spelling(algorithm)
+            if bare not in by_spelling:
+                raise ValueError(f"unknown algorithm {algorithm!r}; {suggestion(algorithm.lower(), known)}")
+            algorithm = by_spelling[bare]
         return known[algorithm]()
 
     @classmethod
@@ -1141,6 +1148,11 @@ def _may_have_agents(env: object) -> bool:
     if env is None or (isinstance(env, str) and ":" not in env and not is_module_name(env)):
         return False
     return callable(env) or isinstance(env, str) or is_agent_env(env)
+
+
+def _bare_spelling(algorithm: str) -> str:
+    """Return an algorithm's name in small letters, without hyphens, underscores and spaces."""
+    return re.sub(r"[-_ ]", "", algorithm.lower())
 
 
 def _algorithms() -> dict[str, type[BaseConfig]]:

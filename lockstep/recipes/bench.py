@@ -26,6 +26,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lockstep._version import __version__
+from lockstep.algorithms import get_config
 from lockstep.analysis import iqm_bootstrap
 from lockstep.analysis.plots import Curve, draw_curves
 from lockstep.builder import AlgorithmConfig
@@ -52,6 +53,7 @@ Row = dict[str, Any]
 
 def known_recipe(algorithm: str, env: str) -> Recipe:
     """Return the recipe of an algorithm for an environment. `ValueError` names the existing ones."""
+    algorithm = get_config(algorithm).algorithm
     recipe = find_recipe(algorithm, env)
     if recipe is None:
         envs = [known.env for known in RECIPES if known.algorithm == algorithm]

@@ -337,13 +337,20 @@ def find_run(path: str | os.PathLike[str]) -> Path:
     Raises `RunFolderError`, which names the runs, if there are several.
     """
     folder = Path(path)
-    runs = [] if (folder / CONFIG).exists() else sorted(file.parent for file in folder.glob(f"*/{METRICS}"))
+    runs = find_runs(folder)
     if len(runs) > 1:
         named = ", ".join(run.name for run in runs[:NAMED_RUNS])
         if len(runs) > NAMED_RUNS:
             named += ", ..."
         raise RunFolderError(f"{folder} is not a run: it has no {CONFIG}; it holds {len(runs)} runs, give one: {named}")
     return runs[0] if runs else folder
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Return the folders of the runs directly in a folder of runs, sorted by name; an empty list for a run's folder."""
+    if (folder / CONFIG).exists():
+        return []
+    return sorted(file.parent for file in folder.glob(f"*/{METRICS}"))
 
 
 def stage_seconds(summary: Mapping[str, Any]) -> dict[str, tuple[float, float]]:

@@ -86,6 +86,11 @@ def test_options_are_set_by_assignment_by_path_and_by_fields_of_the_model():
 # -- copies, prints, files ---
 
 
+@pytest.mark.parametrize("name, algorithm", [("PPO", "ppo"), ("QR-DQN", "qrdqn"), ("TD3-BC", "td3_bc")])
+def test_names_of_algorithms_take_capitals_and_hyphens(name, algorithm):
+    assert get_config(name).algorithm == algorithm
+
+
 def test_copy_is_independent_and_equal():
     config = small_config().environment(env_config={"size": [1, 2]})
     other = config.copy()

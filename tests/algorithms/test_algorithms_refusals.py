@@ -150,6 +150,7 @@ REFUSED = [
     # names
     (lambda: A2CConfig().training(target_kl=0.01), "training has no option 'target_kl'"),
     (lambda: get_config("pop"), "unknown algorithm 'pop'; did you mean 'ppo'"),
+    (lambda: get_config("POP"), "unknown algorithm 'POP'; did you mean 'ppo'"),
     (path("trainig.lr"), "unknown option 'trainig.lr'; did you mean 'training'"),
     (path("training.learning_rat"), "training has no option 'learning_rat'"),
     (path("rl_module.model_config.hidens"), "did you mean 'hiddens'"),

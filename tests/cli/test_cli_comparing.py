@@ -32,6 +32,19 @@ def test_plot_takes_axis_groups_labels_and_smoothing(lockstep: Command, sides, t
     assert "1 labels for 2 groups of runs; give one for each of: PPO lr=1; PPO lr=2" in said.err
 
 
+@pytest.mark.parametrize("name, picture", [("plot", "curves.png"), ("report", "report.html")])
+def test_a_folder_of_runs_is_drawn_as_its_runs(lockstep: Command, tmp_path: Path, name: str, picture: str) -> None:
+    runs = [str(make_run(tmp_path / "runs", seed=seed, ended=True).path) for seed in range(3)]
+    make_run(tmp_path / "runs", "a2c").metrics_path.write_text("")
+    said = lockstep(name, "runs")
+    assert (said.code, said.out) == (0, f"{picture}\n"), said.err
+    assert "left out: a2c_CartPole-v1_s0" in said.err
+    if name == "plot":
+        of_folder = (tmp_path / picture).read_bytes()
+        assert lockstep(name, *runs).code == 0
+        assert (tmp_path / picture).read_bytes() == of_folder
+
+
 def test_compare_prints_a_table_and_draws(lockstep: Command, sides, tmp_path: Path) -> None:
     said = lockstep("compare", *sides[0], "--against", *sides[1])
     assert said.code == 0, said.err

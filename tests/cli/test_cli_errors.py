@@ -70,7 +70,7 @@ def test_wrong_input_is_one_message_and_exit_code_2(lockstep: Command, tmp_path:
     assert not list(tmp_path.glob("runs/*")), "no folder of a run that never began"
 
 
-@pytest.mark.parametrize("command", ["eval", "export", "resume", "plot", "doctor"])
+@pytest.mark.parametrize("command", ["eval", "export", "resume", "doctor"])
 def test_a_folder_of_several_runs_is_refused_with_their_names(
     lockstep: Command, trained: Trained, command: str
 ) -> None:

@@ -156,6 +156,13 @@ def test_settings_later_sources_win(tmp_path: Path) -> None:
     assert "training.lr=0.0003" in settings.sources[2]
 
 
+def test_common_options_have_short_names() -> None:
+    config = parse(["train", "PPO", "CartPole-v1", "--lr", "0.01", "--device", "cpu"]).settings().config
+    assert (config.algorithm, config.lr, config.device) == ("ppo", 0.01, "cpu")
+    config = parse(["train", "PPO", "CartPole-v1", "--lr", "0.01", "--set", "training.lr=0.02"]).settings().config
+    assert config.lr == 0.02, "--set is the last source"
+
+
 def test_settings_of_a_run_can_be_used_again(trained: Trained) -> None:
     words = ["train", "ppo", "CartPole-v1", "--config", str(trained.runs[1] / "config.json")]
     config = parse(words).settings().config

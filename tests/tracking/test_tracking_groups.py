@@ -130,3 +130,17 @@ def test_folders_are_opened_once_each(tmp_path: Path) -> None:
     (run.path / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json is damaged"):
         open_runs(run.path)
+
+
+def test_a_folder_of_runs_stands_for_its_evaluated_runs(tmp_path: Path) -> None:
+    evaluated = [make_run(tmp_path, seed=seed) for seed in range(2)]
+    begun = make_run(tmp_path, seed=2)
+    begun.metrics_path.write_text("")
+    with pytest.warns(UserWarning, match=f"left out: {begun.path.name}"):
+        runs = open_runs(tmp_path)
+    assert [run.path for run in runs] == sorted(run.path for run in evaluated)
+
+    with pytest.raises(ValueError, match="none of the 3 runs .* has a record of 'update' yet"):
+        open_runs(tmp_path, scope="update")
+    with pytest.warns(UserWarning), pytest.raises(ValueError, match="is given twice"):
+        open_runs([tmp_path, evaluated[0].path])
