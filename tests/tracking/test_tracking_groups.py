@@ -140,7 +140,7 @@ def test_a_folder_of_runs_stands_for_its_evaluated_runs(tmp_path: Path) -> None:
         runs = open_runs(tmp_path)
     assert [run.path for run in runs] == sorted(run.path for run in evaluated)
 
-    with pytest.raises(ValueError, match="none of the 3 runs .* has a record of 'update' yet"):
+    with pytest.raises(ValueError, match=r"none of the 3 runs .* has a record of 'update' yet"):
         open_runs(tmp_path, scope="update")
-    with pytest.warns(UserWarning), pytest.raises(ValueError, match="is given twice"):
+    with pytest.warns(UserWarning, match="left out"), pytest.raises(ValueError, match="is given twice"):
         open_runs([tmp_path, evaluated[0].path])
