@@ -137,7 +137,7 @@ OF_ACTION_VALUES: tuple[Refused, ...] = (
     ("training.alpha", 1.0, "no option 'alpha'"),
     ("replay.capacity", 3, "less than one transition for each"),
     ("replay.beta", [[0, 0.4], [10, -1]], "at least 0"),
-    ("replay.her_strategy", "past", "'future', 'final'"),
+    ("replay.her_strategy", "past", "'future', 'final', 'episode'"),
 )
 SHARE, RATE, COUNT = "between 0 and 1", "above 0 and at most 1", "at least 1"
 SHORT = frozenset({"TruncationProbe", "ActionProbeContinuous", "ObservationActionProbe"})

@@ -10,7 +10,7 @@ import numpy as np
 from lockstep.options.checks import check_choice, is_number
 from lockstep.replay.ring import Ring
 
-STRATEGIES = ("future", "final")
+STRATEGIES = ("future", "final", "episode")
 """Ways to choose the step whose achieved goal becomes the desired one."""
 KEYS = ("observation", "achieved_goal", "desired_goal")
 """Keys of a goal-conditioned observation."""
@@ -30,8 +30,8 @@ class Hindsight:
         compute_reward: returns the rewards [M] of achieved goals [M, ...] for desired goals [M, ...]. Its third
             argument, `info`, is an empty dict.
         future_k: relabelled transitions for each one that keeps its goal; 0 relabels nothing.
-        strategy: the step whose achieved goal is taken, "future" (a random step from the row on) or "final" (the last
-            step of the episode).
+        strategy: the step whose achieved goal is taken: "future" (a random step from the row on), "final" (the last step
+            of the episode) or "episode" (a random step of the episode).
         compute_terminated: returns for the same arguments whether the episode terminated, bool [M]. Without it the
             stored flags are used.
 
@@ -74,14 +74,15 @@ class Hindsight:
         chances = rng.random((2, len(rows)))
         relabelled = np.flatnonzero(chances[0] < self.share)
         chosen = rows[relabelled]
-        _, last = ring.episode_bounds(chosen)
+        first, last = ring.episode_bounds(chosen)
         if self.strategy == "final":
             return relabelled, last
 
-        # The step of the row itself is the first of these: what it achieves is in its next observation.
-        num_steps = (last - chosen) % ring.num_rows // ring.num_buffers + 1
+        # The step of the row itself is among these: what it achieves is in its next observation.
+        begin = first if self.strategy == "episode" else chosen
+        num_steps = (last - begin) % ring.num_rows // ring.num_buffers + 1
         ahead = (chances[1, relabelled] * num_steps).astype(np.int64)
-        return relabelled, (chosen + ahead * ring.num_buffers) % ring.num_rows
+        return relabelled, (begin + ahead * ring.num_buffers) % ring.num_rows
 
     def judge(self, achieved: np.ndarray, goals: np.ndarray, terminateds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the rewards float64 [M, n] and terminated flags [M, n] of windows of n steps for new goals.

@@ -29,7 +29,7 @@ class ReplayOptions(TypedDict, total=False):
     beta: ScheduleLike
     her: bool
     her_future_k: float
-    her_strategy: Literal["future", "final"]
+    her_strategy: Literal["future", "final", "episode"]
     ignore_obs_next: bool
     storage: Literal["memory", "memmap"]
 

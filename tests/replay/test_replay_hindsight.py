@@ -65,7 +65,7 @@ def episode_rows(buffer, row):
     return found
 
 
-@pytest.mark.parametrize("strategy", ["future", "final"])
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
 @pytest.mark.parametrize("shared", [False, True])
 def test_goals_are_those_achieved_in_the_same_episode(strategy, shared):
     buffer = HERVectorReplayBuffer(60, 3, reach, strategy=strategy, ignore_obs_next=shared)
@@ -80,14 +80,14 @@ def test_goals_are_those_achieved_in_the_same_episode(strategy, shared):
             np.testing.assert_array_equal(goal, batch["new_obs"]["desired_goal"][k])
             rows = episode_rows(buffer, row)
             achieved = [tuple(buffer[[r]]["new_obs"]["achieved_goal"][0]) for r in rows]
-            place = rows.index(row)
-            assert tuple(goal) in (achieved[place:] if strategy == "future" else achieved[-1:])
+            places = {"future": rows.index(row), "final": len(rows) - 1, "episode": 0}
+            assert tuple(goal) in achieved[places[strategy] :]
             reached.add((row, tuple(goal)))
             assert batch["rewards"][k] == -(tuple(batch["new_obs"]["achieved_goal"][k]) != tuple(goal))
         assert (batch["rewards"][kept] == -1).all()
         assert (batch["obs"]["desired_goal"][kept] == -1).all()
-    if strategy == "future":  # every goal that is possible comes
-        assert len(reached) > 100
+    if strategy != "final":  # every goal that is possible comes
+        assert len(reached) > {"future": 100, "episode": 200}[strategy]
 
 
 def test_a_share_of_k_over_k_plus_1_is_relabelled():

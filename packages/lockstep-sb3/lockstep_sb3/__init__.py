@@ -5,9 +5,12 @@ import sys
 from lockstep import __version__ as __version__
 from lockstep_sb3 import algorithms, policies, ppo_mask
 from lockstep_sb3.algorithms import A2C, DDPG, DQN, PPO, QRDQN, SAC, TD3, TQC, TRPO, CrossQ
+from lockstep_sb3.common.utils import get_system_info
+from lockstep_sb3.her import HerReplayBuffer
 from lockstep_sb3.ppo_mask import MaskablePPO
 
 __all__ = ["A2C", "DDPG", "DQN", "PPO", "QRDQN", "SAC", "TD3", "TQC", "TRPO", "CrossQ", "MaskablePPO"]
+__all__ += ["HerReplayBuffer", "get_system_info"]
 
 # Stable-Baselines3 and sb3-contrib have modules for each algorithm, such as `stable_baselines3.sac`,
 # `stable_baselines3.sac.sac` and `stable_baselines3.sac.policies`.

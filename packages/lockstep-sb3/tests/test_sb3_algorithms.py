@@ -326,8 +326,6 @@ REFUSED = [
     (lambda: PPO("MlpPolicy", Copy(), policy_kwargs={"wings": 2}), "wings"),
     (lambda: PPO("MlpPolicy", Copy(), clip_range_vf=lambda left: left), "clip_range_vf"),
     (lambda: PPO("MlpPolicy", Copy(), rollout_buffer_class=dict), "rollout_buffer_class"),
-    (lambda: SAC("MlpPolicy", Aim(), gradient_steps=0), "gradient_steps"),
-    (lambda: SAC("MlpPolicy", Aim(), train_freq=(1, "episode"), gradient_steps=8), "episode"),
     (lambda: SAC("MlpPolicy", Aim(), use_sde=True, use_sde_at_warmup=True), "use_sde_at_warmup"),
     (lambda: SAC("MlpPolicy", Aim(), replay_buffer_class=dict), "replay_buffer_class"),
     (lambda: SAC("MlpPolicy", Aim(), replay_buffer_kwargs={"colour": 1}), "colour"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import shutil
-import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -27,16 +26,16 @@ from lockstep.envs import StepResult, VectorBoundary, make_vector
 from lockstep.policy import Policy
 from lockstep.rollout import Collector
 from lockstep.state import FileNames, Kind, claims_of, handed_in, read_checkpoint, signed, write_checkpoint
-from lockstep.tracking import versions
 from lockstep.trainer import Callback, CollectEnd, OffpolicyTrainer, OnpolicyTrainer
 from lockstep_sb3.common import noise
+from lockstep_sb3.common.buffers import ReplayBuffer
 from lockstep_sb3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, ProgressBarCallback
 from lockstep_sb3.common.env_util import vector_of
 from lockstep_sb3.common.files import DAMAGE
 from lockstep_sb3.common.logger import Logger
 from lockstep_sb3.common.moved import moved_name
 from lockstep_sb3.common.torch_layers import model_config_of
-from lockstep_sb3.common.utils import StepSchedule, set_random_seed
+from lockstep_sb3.common.utils import StepSchedule, configure_logger, get_device, get_system_info, set_random_seed
 from lockstep_sb3.common.vec_env import VecNormalize, unwrap_vec_normalize
 from lockstep_sb3.common.vec_env.boundary_vec_env import BoundaryVecEnv, infos_of
 
@@ -53,6 +52,16 @@ KINDS = {"features_extractor_class": NETWORK, "activation_fn": NETWORK, "optimiz
 STEPS_SAMPLED = "num_env_steps_sampled_lifetime"
 """Key of `Policy.timesteps` with the number of environment steps, which schedules and exploration depend on."""
 NOISE_CLASSES = (noise.NormalActionNoise, noise.OrnsteinUhlenbeckActionNoise)
+BUFFER = Kind("a replay buffer", (ReplayBuffer,))
+"""Classes that a file may name as `replay_buffer_class`."""
+POLICY_DEFAULTS = {
+    "full_std": True,
+    "use_expln": False,
+    "clip_mean": 2.0,
+    "squash_output": False,
+    "normalize_images": True,
+}
+"""Keywords of a policy that have no counterpart, with the only value that is allowed."""
 POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
 """Allowed values of `policy`."""
 
@@ -63,6 +72,15 @@ def option(default: Any, path: str | None) -> Any:
     `path=None` is for an option without a counterpart, which must keep its default.
     """
     return field(default=default, metadata={"path": path})
+
+
+def without_defaults(policy_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of a policy without those that ask for a default."""
+    return {
+        name: value
+        for name, value in policy_kwargs.items()
+        if value is not None and not (name in POLICY_DEFAULTS and value == POLICY_DEFAULTS[name])
+    }
 
 
 class BasePolicy:
@@ -156,6 +174,7 @@ class BaseAlgorithm(ABC):
     _init_setup_model: bool = True
 
     def __post_init__(self) -> None:
+        self.device = get_device(self.device)
         self.num_timesteps = 0
         self.n_envs = 1
         self.start_time = 0.0
@@ -237,8 +256,7 @@ class BaseAlgorithm(ABC):
         config.environment(observation_space=observation_space, action_space=action_space)
         config.env_runners(num_envs_per_env_runner=self.n_envs)
         config.debugging(seed=secrets.randbits(31) if self.seed is None else self.seed)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        config.framework(device=device if str(self.device) == "auto" else str(self.device))
+        config.framework(device=str(self.device))
 
         # Options that are declared with `option` have one counterpart each. All others are set in `set_options`.
         for each in fields(self):
@@ -253,16 +271,20 @@ class BaseAlgorithm(ABC):
                 self.refuse(f"{each.name}={value}", "leave it out")
 
         # Everything that has a counterpart is taken out of the keywords of the policy.
-        kwargs = dict(self.policy_kwargs or {})
+        kwargs = without_defaults(self.policy_kwargs or {})
         if self.use_sde:
             exploration: dict[str, Any] = {"log_std_init": float(kwargs.pop("log_std_init", self.sde_log_std))}
             exploration["sample_freq"] = None if self.sde_sample_freq < 0 else self.sde_sample_freq
             config.env_runners(exploration="gsde", exploration_config=exploration)
         config.training(adam_epsilon=self.adam_epsilon)
         if "optimizer_class" in kwargs:
-            options = kwargs.pop("optimizer_kwargs", {})
-            config.training(optimizer=kwargs.pop("optimizer_class"), optimizer_kwargs=options)
+            config.training(optimizer=kwargs.pop("optimizer_class"), optimizer_kwargs={})
         self.set_options(config, kwargs)
+        if "optimizer_kwargs" in kwargs:
+            optimizer_kwargs = dict(kwargs.pop("optimizer_kwargs"))
+            if config.training.optimizer == "adam":
+                config.training(adam_epsilon=optimizer_kwargs.pop("eps", 1e-8))
+            config.training(optimizer_kwargs=optimizer_kwargs)
         shape: dict[str, Any] = {"is_cnn": self.is_cnn, "has_q": self.has_q}
         shape |= {"widths": self.widths, "activation": self.activation}
         config.rl_module(model_config=model_config_of(kwargs, self.observation_space, **shape))
@@ -322,7 +344,7 @@ class BaseAlgorithm(ABC):
         if self.trainer is None:
             raise ValueError("the model has no environment; call set_env(env) first")
         self.num_timesteps = 0 if reset_num_timesteps else self.num_timesteps
-        self.trainer.reset()
+        self.reset_trainer()
         self.trainer.env_step = self.lockstep.timesteps[STEPS_SAMPLED] = self.num_timesteps
         self.total[0] = int(total_timesteps) + self.num_timesteps
         name = tb_log_name or type(self).__name__
@@ -351,6 +373,10 @@ class BaseAlgorithm(ABC):
             pass
         self.callback.on("training_end")
         return self
+
+    def reset_trainer(self) -> None:
+        """Begin a new run of the trainer."""
+        self.trainer.reset()
 
     def _set_callback(self, callback: Any, progress_bar: bool) -> None:
         """Put the callbacks of a call of `learn` into one."""
@@ -399,12 +425,7 @@ class BaseAlgorithm(ABC):
 
         A new run takes the next number; a continued one writes to the last folder.
         """
-        folder = None
-        if self.tensorboard_log is not None:
-            numbers = [int(path.name.rpartition("_")[2]) for path in Path(self.tensorboard_log).glob(f"{name}_[0-9]*")]
-            number = max(max(numbers, default=0) + is_new_run, 1)
-            folder = Path(self.tensorboard_log) / f"{name}_{number}"
-        self.logger = Logger(folder, prints=self.verbose > 0)
+        self.logger = configure_logger(self.verbose, self.tensorboard_log, name, is_new_run)
 
     @abstractmethod
     def log_unit(self) -> int:
@@ -567,7 +588,7 @@ class BaseAlgorithm(ABC):
             model.set_up(*[from_plain("spaces", {"__space__": plain}, names) for plain in about["spaces"]])
             model.lockstep.set_state(checkpoint["policy"]["state"], names=names)
         if print_system_info:
-            sys.stdout.write(f"{versions()}\n")
+            get_system_info()
         return model
 
 
@@ -600,6 +621,8 @@ def _read_option(name: str, plain: Any, names: FileNames) -> Any:
         return classes[plain["noise"]](**{key: part for key, part in plain.items() if key != "noise"})
     if isinstance(plain, Mapping) and "progress" in plain:
         return SavedSchedule(plain["progress"])
+    if name == "replay_buffer_class" and isinstance(plain, Mapping) and list(plain) == ["__import__"]:
+        return names.find(name, plain["__import__"], BUFFER)
     if name != "policy_kwargs" or not isinstance(plain, Mapping):
         return from_plain(name, plain, names)
     policy_kwargs = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -9,21 +10,27 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lockstep.data import DEFAULT_MODULE_ID
-from lockstep.replay import ReplayBuffer
+from lockstep.policy import policy_within_training_step
+from lockstep.replay import ReplayBuffer as LockstepBuffer
+from lockstep.tracking import CollectStatsBase, TrainingStats
 from lockstep.trainer import OffpolicyTrainer
 from lockstep_sb3.common.base_class import BaseAlgorithm, option
+from lockstep_sb3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
 from lockstep_sb3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
+from lockstep_sb3.her import GoalSelectionStrategy, HerReplayBuffer
+
+HER_OPTIONS = ("n_sampled_goal", "goal_selection_strategy", "copy_info_dict")
+"""Options of `HerReplayBuffer` in `replay_buffer_kwargs`."""
 
 
-class ReplayView:
-    """Replay buffer with the method names of Stable-Baselines3."""
+class FixedStepsTrainer(OffpolicyTrainer):
+    """Trainer with a fixed number of gradient steps after each collect, however many steps it took."""
 
-    def __init__(self, buffer: ReplayBuffer) -> None:
-        self.lockstep = buffer
+    steps_per_collect: int = 1
+    """Number of gradient steps after a collect."""
 
-    def size(self) -> int:
-        """Return the number of transitions."""
-        return len(self.lockstep)
+    def policy_update_fn(self, collect_stats: CollectStatsBase) -> TrainingStats:
+        return self.policy.update(self.batch_size or 0, self.buffer, repeat=self.steps_per_collect)
 
 
 @dataclass(eq=False, repr=False)
@@ -40,11 +47,19 @@ class OffPolicyAlgorithm(BaseAlgorithm):
     train_freq: int | tuple[int, str] = 1
     gradient_steps: int = 1
     action_noise: NormalActionNoise | None = None
-    replay_buffer_class: Any = option(None, None)
-    replay_buffer_kwargs: Any = option(None, None)
+    replay_buffer_class: type[ReplayBuffer] | None = None
+    replay_buffer_kwargs: dict[str, Any] | None = None
     optimize_memory_usage: bool = option(False, "replay.ignore_obs_next")
     n_steps: int = option(1, "replay.n_step")
     use_sde_at_warmup: bool = option(False, None)
+
+    def __post_init__(self) -> None:
+        kwargs = dict(self.replay_buffer_kwargs or {})
+        strategy = kwargs.get("goal_selection_strategy")
+        if isinstance(strategy, GoalSelectionStrategy):
+            kwargs["goal_selection_strategy"] = strategy.name.lower()  # files contain plain data only
+        self.replay_buffer_kwargs = kwargs
+        super().__post_init__()
 
     @property
     def train_frequency(self) -> tuple[int, str]:
@@ -54,11 +69,12 @@ class OffPolicyAlgorithm(BaseAlgorithm):
 
     @property
     def updates_per_step(self) -> float:
-        """Number of gradient steps for each environment step. `gradient_steps=-1` is one for each."""
+        """Number of gradient steps for each environment step. `gradient_steps=-1` is one for each.
+
+        It is 1 if the number of gradient steps does not depend on the number of steps.
+        """
         frequency, unit = self.train_frequency
-        if self.gradient_steps == 0 or (unit == "episode" and self.gradient_steps > 0):
-            self.refuse(f"gradient_steps={self.gradient_steps} with train_freq={self.train_freq}", "give -1")
-        return 1.0 if self.gradient_steps < 0 else self.gradient_steps / (frequency * self.n_envs)
+        return 1.0 if self.gradient_steps <= 0 or unit == "episode" else self.gradient_steps / (frequency * self.n_envs)
 
     def set_options(self, config: Any, kwargs: dict[str, Any]) -> None:
         config.replay(update_per_step=self.updates_per_step)
@@ -66,12 +82,34 @@ class OffPolicyAlgorithm(BaseAlgorithm):
             warnings.warn(
                 "what is remembered is normalised as it was when seen; Stable-Baselines3 does it anew for each "
                 "sample, as Lockstep does with environment(normalize_observations=True)",
-                stacklevel=7,
+                stacklevel=8,
             )
+        self._set_buffer_options(config)
         if self.action_noise is not None:
             self._set_noise(config, self.action_noise)
         if self.has_q:
             config.rl_module(model_config={"num_critics": kwargs.pop("n_critics", self.num_critics)})
+
+    def _set_buffer_options(self, config: Any) -> None:
+        """Set the options in `replay_buffer_kwargs`, and check that the class of the buffer is a known one."""
+        if self.replay_buffer_class not in (None, ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, HerReplayBuffer):
+            self.refuse(
+                f"replay_buffer_class={self.replay_buffer_class}",
+                "give ReplayBuffer, DictReplayBuffer, NStepReplayBuffer or HerReplayBuffer",
+            )
+        kwargs = dict(self.replay_buffer_kwargs or {})
+        if not kwargs.pop("handle_timeout_termination", True):
+            self.refuse("handle_timeout_termination=False", "a truncated episode is never taken for a terminated one")
+        if self.replay_buffer_class is HerReplayBuffer:
+            for name in HER_OPTIONS:
+                kwargs.pop(name, None)
+        if self.replay_buffer_class is NStepReplayBuffer:
+            config.replay(n_step=kwargs.pop("n_steps", 3))
+            gamma = kwargs.pop("gamma", self.gamma)
+            if gamma != self.gamma:
+                self.refuse(f"replay_buffer_kwargs gamma={gamma}", f"it must be gamma={self.gamma}")
+        if kwargs:
+            self.refuse(f"replay_buffer_kwargs={kwargs}", "these have no counterpart")
 
     def _set_noise(self, config: Any, noise: NormalActionNoise) -> None:
         """Set the exploration that `action_noise` describes."""
@@ -84,20 +122,58 @@ class OffPolicyAlgorithm(BaseAlgorithm):
         else:
             config.env_runners(exploration="normal", exploration_config={"scale": sigmas[0]})
 
-    def make_buffer(self) -> ReplayBuffer:
+    def make_buffer(self) -> LockstepBuffer:
         connectors = self.lockstep.acting[DEFAULT_MODULE_ID].connectors
-        return self.config.build_replay_buffer(self.n_envs, connectors=connectors)
+        buffer = self.config.build_replay_buffer(self.n_envs, connectors=connectors)
+        about: dict[str, Any] = {"buffer_size": self.buffer_size, "device": self.device, "n_envs": self.n_envs}
+        about |= {"observation_space": self.observation_space, "action_space": self.action_space}
+        about |= {"optimize_memory_usage": self.optimize_memory_usage, "buffer": buffer}
+        if self.replay_buffer_class is HerReplayBuffer:
+            kwargs = self.replay_buffer_kwargs or {}
+            about |= {name: kwargs[name] for name in HER_OPTIONS if name in kwargs}
+            self._replay_buffer: ReplayBuffer = HerReplayBuffer(env=self.env, **about)
+        else:
+            has_parts = hasattr(self.observation_space, "spaces")
+            self._replay_buffer = DictReplayBuffer(**about) if has_parts else ReplayBuffer(**about)
+        return buffer
+
+    def _connect(self) -> None:
+        if isinstance(self._replay_buffer, HerReplayBuffer):
+            self._replay_buffer.set_env(self.env)
+        super()._connect()
 
     def make_trainer(self, **options: Any) -> OffpolicyTrainer:
         frequency, unit = self.train_frequency
         options |= {f"{unit}_per_collect": frequency * (self.n_envs if unit == "step" else 1)}
         options |= {"update_per_step": self.updates_per_step, "learning_starts": self.learning_starts}
-        return OffpolicyTrainer(batch_size=self.batch_size, **options)
+        options |= {"batch_size": self.batch_size}
+        if unit == "step" or self.gradient_steps <= 0:
+            return OffpolicyTrainer(**options)
+        trainer = FixedStepsTrainer(**options)
+        trainer.steps_per_collect = self.gradient_steps
+        return trainer
+
+    def reset_trainer(self) -> None:
+        super().reset_trainer()
+        if self.gradient_steps == 0:
+            self.trainer.learning_resumes_at = sys.maxsize  # the policy acts, and nothing is learned
+
+    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
+        """Make gradient steps, each on a new sample of the replay buffer."""
+        with policy_within_training_step(self.lockstep):
+            self.last_training = self.lockstep.update(batch_size, self.buffer, repeat=gradient_steps)
 
     @property
-    def replay_buffer(self) -> ReplayView:
-        """Replay buffer."""
-        return ReplayView(self.buffer)
+    def replay_buffer(self) -> ReplayBuffer:
+        """Replay buffer. It can be set to that of another model with as many environments."""
+        return self._replay_buffer
+
+    @replay_buffer.setter
+    def replay_buffer(self, replay_buffer: ReplayBuffer) -> None:
+        self._replay_buffer = replay_buffer
+        self.buffer = replay_buffer.lockstep
+        if self.env is not None:
+            self._connect()
 
     def save_replay_buffer(self, path: Any) -> None:
         """Save the replay buffer to a folder."""
@@ -105,7 +181,7 @@ class OffPolicyAlgorithm(BaseAlgorithm):
 
     def load_replay_buffer(self, path: Any, truncate_last_traj: bool = True) -> None:
         """Restore the replay buffer from a folder of `save_replay_buffer`."""
-        self.buffer.set_state(ReplayBuffer.load(path).get_state())
+        self.buffer.set_state(LockstepBuffer.load(path, hindsight=self.buffer.hindsight).get_state())
 
     def log_unit(self) -> int:
         return int(self.trainer.env_episode)
