@@ -49,7 +49,8 @@ class ReplaySection(Section[ConfigT]):
     her_future_k: float = option(4.0, ge=0)
     """Number of transitions with an achieved goal for each one with its own goal."""
     her_strategy: Literal["future", "final", "episode"] = "future"
-    """Step whose achieved goal is used: a later one of the episode ("future"), its last ("final") or any ("episode")."""
+    """Step whose achieved goal is used: a later one of the episode ("future"), its last ("final") or any
+    ("episode")."""
     ignore_obs_next: bool = False
     """Whether each observation is stored once: half the memory, and slightly slower drawing."""
     storage: Literal["memory", "memmap"] = "memory"
