@@ -30,8 +30,8 @@ class Hindsight:
         compute_reward: returns the rewards [M] of achieved goals [M, ...] for desired goals [M, ...]. Its third
             argument, `info`, is an empty dict.
         future_k: relabelled transitions for each one that keeps its goal; 0 relabels nothing.
-        strategy: the step whose achieved goal is taken: "future" (a random step from the row on), "final" (the last step
-            of the episode) or "episode" (a random step of the episode).
+        strategy: the step whose achieved goal is taken: "future" (a random step from the row on), "final" (the last
+            step of the episode) or "episode" (a random step of the episode).
         compute_terminated: returns for the same arguments whether the episode terminated, bool [M]. Without it the
             stored flags are used.
 
