@@ -25,7 +25,7 @@ PyTorchObs: TypeAlias = Tensor | TensorDict
 OptimizerStateDict: TypeAlias = dict[str, Any]
 Schedule: TypeAlias = Callable[[float], float]
 """Function of the remaining progress, which falls from 1 to 0."""
-MaybeCallback: TypeAlias = "None | Callable[..., Any] | list[BaseCallback] | BaseCallback"
+MaybeCallback: TypeAlias = "Callable[..., Any] | list[BaseCallback] | BaseCallback | None"
 
 
 class RolloutBufferSamples(NamedTuple):
