@@ -105,7 +105,7 @@ def test_notebooks_run_without_magics(door_command, tmp_path):
         "!pip install \\\n  nothing\n%matplotlib inline",
         RUNS,
         "if model:\n    !ls",
-        "display(model)",
+        "from __future__ import annotations\ndisplay(model)",
     ]
     for name, extra in {"good.ipynb": [], "bad.ipynb": ["1 / 0"]}.items():
         book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells + extra])
