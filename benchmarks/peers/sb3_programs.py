@@ -34,6 +34,15 @@ POPULATION = 10
 SECONDS = 300
 """Time limit of a program."""
 
+CURRENT_IDS = {
+    "CartPole-v0": "CartPole-v1",
+    "Pendulum-v0": "Pendulum-v1",
+    "LunarLander-v2": "LunarLander-v3",
+    "LunarLanderContinuous-v2": "LunarLanderContinuous-v3",
+    "BipedalWalker-v2": "BipedalWalker-v3",
+    "CarRacing-v2": "CarRacing-v3",
+}
+"""Environments that gymnasium no longer has, and their next version."""
 FREQUENCIES = ("eval_freq", "check_freq", "save_freq", "render_freq")
 IMPORT = re.compile(r"^(\s*(?:from|import)\s+)(?:stable_baselines3|sb3_contrib)\b", re.MULTILINE)
 ATTRIBUTE = re.compile(r"\b(?:stable_baselines3|sb3_contrib)(?=\.\w)")
@@ -134,7 +143,7 @@ def with_imports(text: str, library: str) -> str:
 
 
 class Shortener(ast.NodeTransformer):
-    """Rewrites a program to take few steps, evaluate soon, and open no window."""
+    """Rewrites a program to take few steps, evaluate soon, open no window, and make environments that exist."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -152,6 +161,11 @@ class Shortener(ast.NodeTransformer):
                 keyword.value = ast.Constant("rgb_array")
             elif keyword.arg == "reward_threshold" and name == "evaluate_policy":
                 keyword.value = ast.Constant(None)  # a few steps do not reach it
+        return node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        if isinstance(node.value, str):
+            node.value = CURRENT_IDS.get(node.value, node.value)
         return node
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:

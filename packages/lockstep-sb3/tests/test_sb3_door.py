@@ -15,7 +15,7 @@ PEERS = Path(__file__).parents[3] / "benchmarks" / "peers"
 RUNS = """
 from stable_baselines3 import PPO
 
-model = PPO("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=64)
+model = PPO("MlpPolicy", "CartPole-v0", n_steps=64, batch_size=64)
 model.learn(total_timesteps=100_000)
 assert model.num_timesteps <= 400
 """
