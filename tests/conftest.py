@@ -22,7 +22,8 @@ from hypothesis import settings
 from rotation import ALL, NUM_PARTS, chooses_none, chosen_part, commit_of, part_of, sentence
 
 # What gymnasium starts would be a fork of this process with all its threads, which may hang before it answers.
-multiprocessing.set_start_method("forkserver")
+# `START_METHOD=spawn make test` starts processes as macOS and Windows do.
+multiprocessing.set_start_method(os.environ.get("START_METHOD", "forkserver"))
 multiprocessing.set_forkserver_preload(["warm_library"])
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background of a shell inherits "ignore"
 # Ray starts its workers with a niceness of 15: beside the suite's other processes they get next to no time, and

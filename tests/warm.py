@@ -59,7 +59,7 @@ def _become(words: list[str], cwd: str, env: dict[str, str], streams: list[str])
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    multiprocessing.set_start_method(None, force=True)
+    multiprocessing.set_start_method(os.environ.get("START_METHOD"), force=True)  # None: not chosen
     multiprocessing.process._parent_process = None
 
     kind, rest = (words[0], words[1:]) if words[0] in ("-c", "-m") else ("file", words)

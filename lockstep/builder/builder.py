@@ -13,9 +13,10 @@ from lockstep.config.base import Spaces
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.many.reduction import Reducer
 from lockstep.policy.policy import Policy
-from lockstep.replay.storage import machine_memory, row_nbytes
+from lockstep.replay.storage import row_nbytes
 from lockstep.rollout import CollectorLike, GroupCollector
 from lockstep.rollout.group_collector import AsyncGroupCollector, EvaluationCollector
+from lockstep.state.sizes import machine_memory
 from lockstep.state.streams import RandomStreams
 
 

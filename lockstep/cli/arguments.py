@@ -82,7 +82,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
         ValueError: the file cannot be read, is not JSON, or is not an object.
     """
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"cannot read --config {path}: {error.strerror or error}") from error
     except ValueError as error:

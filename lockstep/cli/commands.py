@@ -120,7 +120,8 @@ def _run(name: str, command: Command) -> int:
             warnings.showwarning = _show_warning
             if info.rank:  # only the first rank prints
                 warnings.showwarning = lambda *_, **__: None
-                silence.enter_context(redirect_stdout(silence.enter_context(Path(os.devnull).open("w"))))
+                nowhere = silence.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+                silence.enter_context(redirect_stdout(nowhere))
             return command.run()
     except BrokenPipeError:  # the reader of the output has exited, as in `lockstep list | head`
         # Python flushes stdout at its exit, which would fail again.

@@ -6,12 +6,13 @@ import importlib
 import logging
 import math
 import os
-import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
+
+from lockstep.state.processes import KILL_SIGNAL
 
 RESERVE_TIMEOUT_S = 30.0
 """Seconds that the cluster may take to reserve resources."""
@@ -156,7 +157,7 @@ class RayProcesses:
             with suppress(self.ray.exceptions.RayError, ProcessLookupError):
                 process_id, node = self.ray.get(self._locations[index], timeout=0)
                 if node == own_node:  # Ray takes seconds to end a process that was stopped (SIGSTOP)
-                    os.kill(process_id, signal.SIGKILL)
+                    os.kill(process_id, KILL_SIGNAL)
             self.ray.kill(actor)
 
     def stop(self) -> None:

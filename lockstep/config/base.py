@@ -456,7 +456,7 @@ class BaseConfig:
         """Return `to_dict` as JSON text, and write it to the file `path` if one is given."""
         text = json.dumps(self.to_dict(), indent=2)
         if path is not None:
-            Path(path).write_text(text + "\n")
+            Path(path).write_text(text + "\n", encoding="utf-8")
         return text
 
     def update_from_dict(

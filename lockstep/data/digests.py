@@ -74,7 +74,7 @@ def _path_in_user_cache(path: Path) -> Path:
 def _read(cache_path: Path) -> dict[str, Any] | None:
     """Return the content of a cache file, or None if it is missing or damaged."""
     try:
-        content = json.loads(cache_path.read_text())
+        content = json.loads(cache_path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     is_complete = isinstance(content, dict) and isinstance(content.get(FORMAT), str) and "stamp" in content
@@ -86,7 +86,7 @@ def _write(cache_path: Path, content: Mapping[str, Any]) -> bool:
     try:
         cache_path.parent.mkdir(parents=True, exist_ok=True)
         with replacing_file(cache_path) as temporary:
-            temporary.write_text(json.dumps(content))
+            temporary.write_text(json.dumps(content), encoding="utf-8")
     except OSError:
         return False
     return True

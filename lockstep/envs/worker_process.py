@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 import time
@@ -12,6 +11,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
+
+from lockstep.state.processes import KILL_SIGNAL
 
 ORPHAN_SECONDS = 1.0
 """Maximum seconds that a worker runs after its parent was killed."""
@@ -50,8 +51,8 @@ def _end_with_parent() -> None:
     while parent.is_alive() and os.getppid() == parent_pid:
         time.sleep(ORPHAN_SECONDS)
 
-    # SIGKILL, because an environment in the middle of a step does not return to Python's signal handlers.
-    os.kill(os.getpid(), signal.SIGKILL)
+    # Not SIGTERM, because an environment in the middle of a step does not return to Python's signal handlers.
+    os.kill(os.getpid(), KILL_SIGNAL)
 
 
 class MadeInWorker:

@@ -127,9 +127,10 @@ def _write(part: ExportablePart, folder: Path, origin: Origin, file_format: Form
     _write_card(folder / CARD, card)
     card["parity"] = Proof(part, ExportedPolicy(folder, trust=True), graph).run(origin.make_envs).to_dict()
     _write_card(folder / CARD, card)
-    (folder / README).write_text(model_card(card))
+    (folder / README).write_text(model_card(card), encoding="utf-8")
     if file_format == "onnx":
-        (folder / ACT).write_text(resources.files(__package__).joinpath("act.py.txt").read_text())
+        code = resources.files(__package__).joinpath("act.py.txt").read_text(encoding="utf-8")
+        (folder / ACT).write_text(code, encoding="utf-8")
 
 
 def checked_target(path: str | Path) -> Path:
@@ -189,7 +190,7 @@ def _as_lists(space: Space[Any], tree: Tree) -> Any:
 
 def _write_card(path: Path, card: Mapping[str, Any]) -> None:
     # Not `tracking.records.write_json`: strict JSON has no infinite numbers, and bounds of spaces must stay numbers.
-    path.write_text(json.dumps(card, indent=2) + "\n")
+    path.write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
 
 
 def exported_in(path: Path) -> Iterator[Path]:

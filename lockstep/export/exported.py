@@ -173,7 +173,7 @@ def _check_card(card: Mapping[str, Any], path: Path) -> None:
 def read_card(folder: Path) -> dict[str, Any]:
     """Return the card of an artefact, after a check of its file; `ExportError` if either is missing or damaged."""
     try:
-        card = dict(json.loads((folder / CARD).read_text()))
+        card = dict(json.loads((folder / CARD).read_text(encoding="utf-8")))
         path = folder / card["file"]
         expected = card["sha256"]
     except FileNotFoundError as error:

@@ -41,7 +41,7 @@ def write_pretrained(path: str | Path, facts: Mapping[str, Any], save: Callable[
     try:
         save(temporary / CHECKPOINT)
         write_json(temporary / CONFIG, dict(facts))
-        (temporary / README).write_text(pretrained_card(facts))
+        (temporary / README).write_text(pretrained_card(facts), encoding="utf-8")
         move_into_place(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -8,7 +8,6 @@ columns (`CheckpointPieces`).
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import tempfile
 import weakref
@@ -555,8 +554,3 @@ def row_nbytes(
     reward = np.dtype(np.float32).itemsize
     num_stored_obs = 1 if ignore_obs_next else 2
     return obs // num_frames * num_stored_obs + action + reward
-
-
-def machine_memory() -> int:
-    """Return the memory of this machine, in bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -7,7 +7,7 @@ import signal
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event as StopEvent
@@ -105,6 +105,19 @@ class Task:
         return self._value
 
 
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Context manager that blocks SIGINT in this thread. Windows cannot block it, so nothing happens there."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
+
+
 class _Process:
     """A process of the pool, and the task that it is running."""
 
@@ -115,11 +128,8 @@ class _Process:
 
         # A terminal sends Ctrl-C to every process of the group, but only the command decides what it means. The new
         # process inherits the blocked signal, so Ctrl-C cannot kill it before `_serve` ignores the signal.
-        previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
+        with _interrupts_blocked():
             self.process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
         # While this process holds the worker's end too, `recv` would never report that the worker has died.
         worker_end.close()

@@ -12,9 +12,12 @@ import os
 import secrets
 import shutil
 import socket
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from lockstep.state.processes import is_running
 
 _PREFIX = ".lockstep-tmp"
 """Prefix of a file or directory that is being written."""
@@ -58,12 +61,12 @@ def clear_stale(directory: Path) -> None:
         fields = leftover.name.split("~")
         if len(fields) != 4 or fields[1] != _host() or not fields[2].isdigit():
             continue
-        if not _is_alive(int(fields[2])):
+        if not is_running(int(fields[2])):
             _remove(leftover)
 
     for leftover in directory.glob(f"{_REPLACED}~*~*~*"):
         _, machine, process, name = leftover.name.split("~", 3)
-        if machine != _machine() or not process.isdigit() or _is_alive(int(process)):
+        if machine != _machine() or not process.isdigit() or is_running(int(process)):
             continue
         if leftover.with_name(name).exists():
             _remove(leftover)
@@ -98,17 +101,6 @@ def interrupted_replacements(directory: Path) -> list[Path]:
     return [directory / name for name in sorted(names) if not (directory / name).exists()]
 
 
-def _is_alive(process_id: int) -> bool:
-    """Return whether a process of this machine is running."""
-    try:
-        os.kill(process_id, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True  # a process of another user
-    return True
-
-
 def sync_tree(root: Path) -> None:
     """Make a new directory durable, with all files and directories below it.
 
@@ -126,8 +118,14 @@ def sync_tree(root: Path) -> None:
 
 
 def sync_path(path: Path) -> None:
-    """Make the content of a file, or the list of names of a directory, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Make the content of a file, or the list of names of a directory, durable.
+
+    Windows syncs only files that are open for writing, and cannot open a directory: its file system keeps a journal of
+    names.
+    """
+    if os.name == "nt" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -166,6 +164,8 @@ def move_into_place(temporary: Path, target: Path) -> None:
 
 def _exchange(first: Path, second: Path) -> bool:
     """Swap two names in one step (Linux's renameat2), and return whether the system could do that."""
+    if sys.platform != "linux":
+        return False
     at_working_directory, exchange = -100, 2
     with contextlib.suppress(OSError, AttributeError):
         rename = ctypes.CDLL(None).renameat2
@@ -190,8 +190,7 @@ def replacing_file(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         # The content must be durable before the rename: see the top of this file.
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
+        sync_path(temporary)
         os.replace(temporary, path)
     except OSError as error:
         raise OSError(error.errno, f"{path} cannot be written: {error.strerror or error}") from error

@@ -76,7 +76,8 @@ def write_signatures(folder: str | Path, payloads: Sequence[object]) -> Path:
             f"XDG_CONFIG_HOME) to a folder of your own, or {HOW_TO_TRUST}"
         )
     known = set(_signatures_in(path))
-    path.write_text(json.dumps({"signatures": sorted(known.union(map(str, signatures)))}, indent=1) + "\n")
+    text = json.dumps({"signatures": sorted(known.union(map(str, signatures)))}, indent=1) + "\n"
+    path.write_text(text, encoding="utf-8")
     return path
 
 

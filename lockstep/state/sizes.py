@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -247,14 +246,24 @@ def available_memory() -> int:
     if maximum is not None and used is not None:
         limits.append(maximum - used + _cached_files(group / "memory.stat"))
 
-    if sys.platform != "win32":
+    try:
         import resource
-
+    except ImportError:  # Windows
+        pass
+    else:
         soft, _ = resource.getrlimit(resource.RLIMIT_AS)
         if soft != resource.RLIM_INFINITY:
             limits.append(soft - _address_space())
 
     return max(min(limits), 0)
+
+
+def machine_memory() -> int:
+    """Return the memory of this machine, in bytes; 1 TiB on Windows, where Python cannot tell it."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 1 << 40
 
 
 def _free_memory() -> int:
@@ -266,17 +275,14 @@ def _free_memory() -> int:
                     return int(line.split()[1]) << 10
     except OSError:
         pass
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # Windows
-        return 1 << 40
+    return machine_memory()
 
 
 def _cached_files(statistics: Path) -> int:
     """Return the number of bytes of a container's memory that cache files. The system frees these when needed."""
     try:
         counts = {}
-        for line in statistics.read_text().splitlines():
+        for line in statistics.read_text(encoding="utf-8").splitlines():
             name, number = line.split()
             counts[name] = int(number)
     except (OSError, ValueError):
@@ -296,6 +302,6 @@ def _address_space() -> int:
 def _number_in(path: Path) -> int | None:
     """Return the whole number in a file, or None if there is none."""
     try:
-        return int(path.read_text())
+        return int(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # no such file, or the word "max"
         return None

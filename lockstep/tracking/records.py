@@ -201,7 +201,7 @@ def write_json(path: str | os.PathLike[str], value: object) -> None:
     """
     text = json.dumps(to_strict_json(value), indent=2, allow_nan=False)
     with replacing_file(Path(path)) as temporary:
-        temporary.write_text(text + "\n")
+        temporary.write_text(text + "\n", encoding="utf-8")
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from lockstep.state.processes import is_running
 from lockstep.state.replace import temporary_sibling
 
 LOCK = "lock.json"
@@ -296,7 +297,7 @@ def _machine() -> str:
     """Return a text that is equal for two processes exactly if they see the same process table."""
     parts = []
     with contextlib.suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip())
         parts.append(os.readlink("/proc/self/ns/pid"))
     return " ".join(parts)
 
@@ -306,17 +307,12 @@ def _start_time_of(process: int) -> str | None:
     try:
         # Field 2 is the command's name in brackets, which may contain spaces and brackets. State and start time are
         # fields 3 and 22.
-        fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         pass
     else:
         return None if fields[0] in "ZX" else fields[19]  # Z: a zombie, X: dead
     if Path("/proc/self/stat").exists():
         return None
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return None
-    except OSError:
-        pass
-    return ""  # without /proc a process is known by its number only
+    # Without /proc a process is known by its number only.
+    return "" if is_running(process) else None

@@ -381,7 +381,7 @@ class WandbLogger(NumberedLogger):
         path = self._progress_path
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
-        part.write_text(json.dumps(progress))
+        part.write_text(json.dumps(progress), encoding="utf-8")
         os.replace(part, path)
 
     def _close(self) -> None:

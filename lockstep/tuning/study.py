@@ -6,7 +6,6 @@ The study's folder has `study.db` (unless another storage is given), a run for e
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import json
 import re
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from lockstep.analysis import Interval, iqm_bootstrap
 from lockstep.builder import AlgorithmConfig
@@ -515,10 +515,12 @@ def _locked(path: Path, message: str = "", waits: bool = False) -> Iterator[None
         ValueError: another process holds the lock.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        operation = fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB
-        try:
-            fcntl.flock(file, operation)
-        except BlockingIOError:
-            raise ValueError(message) from None
+    lock = FileLock(path, timeout=-1 if waits else 0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(message) from None
+    try:
         yield
+    finally:
+        lock.release()

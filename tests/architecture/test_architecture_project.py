@@ -24,7 +24,8 @@ def canonical(name: str) -> str:
 
 def test_the_core_is_small():
     names = {Requirement(text).name for text in PROJECT["dependencies"]}
-    assert names == {"torch", "numpy", "gymnasium", "numba", "safetensors", "tyro", "rich"}
+    needed_by_torch = {"filelock"}
+    assert names == {"torch", "numpy", "gymnasium", "numba", "safetensors", "tyro", "rich"} | needed_by_torch
 
 
 def test_everything_else_is_an_extra():

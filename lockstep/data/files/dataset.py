@@ -11,8 +11,9 @@ import hashlib
 import io
 import json
 import os
+import threading
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -36,6 +37,8 @@ _LONGEST_NOTE = 1 << 24
 """Limits of a header and a note in bytes. Longer ones are damage."""
 _ROWS_AT_ONCE = 1 << 14
 """Number of rows that are packed into records and written at once."""
+_SEEKING = threading.Lock()
+"""Lock around a seek and the read after it, where a file cannot be read at an offset in one call."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,7 @@ class RowFile:
         self.path = path
         with naming_damage(path, "file of rows (write_rows makes them)"):
             self.layout, self.num_rows, self._offset = _read_format(path)
-        self._descriptor = os.open(path, os.O_RDONLY)
+        self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         weakref.finalize(self, os.close, self._descriptor)
 
     def read(self, index: np.ndarray) -> np.ndarray:
@@ -199,7 +202,7 @@ class RowFile:
         if len(breaks) > len(index) // 2:
             # Mostly single rows, as in a shuffled minibatch: the shortest loop over them is the fastest.
             offsets = (index.astype(np.int64) * size + self._offset).tolist()
-            content = b"".join([os.pread(self._descriptor, size, offset) for offset in offsets])
+            content = b"".join([_read_at(self._descriptor, size, offset) for offset in offsets])
             self._check_read(len(content), len(index) * size)
             return np.frombuffer(content, self.layout.record)
 
@@ -215,13 +218,33 @@ class RowFile:
         done = 0
         count = 1
         while count and done < len(into):  # the system returns at most 2 GiB at a time
-            count = os.preadv(self._descriptor, [into[done:]], offset + done)
+            count = _read_into(self._descriptor, into[done:], offset + done)
             done += count
         self._check_read(done, len(into))
 
     def _check_read(self, num_bytes: int, wanted: int) -> None:
         if num_bytes != wanted:
             raise ValueError(f"{self.path} has become shorter since it was opened")
+
+
+def _read_by_seeking(descriptor: int, size: int, offset: int) -> bytes:
+    """Return up to `size` bytes of a file from `offset` on. Other threads wait, since they share the position."""
+    with _SEEKING:
+        os.lseek(descriptor, offset, os.SEEK_SET)
+        return os.read(descriptor, size)
+
+
+def _read_into(descriptor: int, into: memoryview, offset: int) -> int:
+    """Read a file from `offset` on into a buffer, and return the number of bytes."""
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, [into], offset)
+    content = _read_at(descriptor, len(into), offset)
+    into[: len(content)] = content
+    return len(content)
+
+
+_read_at: Callable[[int, int, int], bytes] = getattr(os, "pread", _read_by_seeking)
+"""Function that reads a file at an offset. Windows has no `pread`."""
 
 
 def _read_format(path: Path) -> tuple[RowFormat, int, int]:

@@ -473,7 +473,7 @@ def _check_sizes(folder: Path) -> None:
     Raises:
         ClaimedSizeError: the dataset does not fit. A compressed array of 10^15 zeros takes a few bytes.
     """
-    num_episodes = json.loads((folder / "metadata.json").read_text())["total_episodes"]
+    num_episodes = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))["total_episodes"]
     check_claim("its list of episodes", 8 * count_of("its list of episodes", [num_episodes]))
     file = folder / "main_data.hdf5"
     if not file.exists():

@@ -83,15 +83,15 @@ def compiler_name() -> str:
 
 
 def has_compiler() -> bool:
-    """Return whether this machine has the compiler."""
-    return shutil.which(compiler_name().split()[0]) is not None
+    """Return whether this machine has the compiler, and can end it with the programs that it starts (not Windows)."""
+    return hasattr(os, "killpg") and shutil.which(compiler_name().split()[0]) is not None
 
 
 @cache
 def _machine() -> str:
     """Return name and instruction sets of the processor: machines with one home folder on a network share a cache."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return "\n".join(dict.fromkeys(line for line in lines if line.startswith(("flags", "Features", "model name"))))
     except OSError:
         import platform
@@ -116,7 +116,7 @@ def key_of(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> str:
         torch.get_num_threads(),
         OPTIONS,
         sorted(environment.items()),
-        Path(compile_process.__file__).read_text(),  # it has compiler options, too
+        Path(compile_process.__file__).read_text(encoding="utf-8"),  # it has compiler options, too
     )
     return hashlib.sha256("\0".join(map(repr, parts)).encode()).hexdigest()
 
@@ -158,7 +158,7 @@ class PendingCode:
             checksum = Path(f"{self._path}{CHECKSUM}")
             if not (is_own_file(self._path) and is_own_file(checksum)):
                 return None
-            if hashlib.sha256(self._path.read_bytes()).hexdigest() != checksum.read_text():
+            if hashlib.sha256(self._path.read_bytes()).hexdigest() != checksum.read_text(encoding="utf-8"):
                 return None
             # Without the check, code that is called with inputs of another layout reads memory beyond their ends.
             os.environ.setdefault("AOTI_RUNTIME_CHECK_INPUTS", "1")

@@ -5,7 +5,6 @@ It imports nothing of Lockstep, so that it starts early.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
@@ -43,8 +42,11 @@ def main() -> None:
         make(code, layouts, options, num_threads, target, received)
         return
 
+    # Not imported above: the learner imports this file for its path, also on Windows, which has no `fcntl`.
+    import fcntl
+
     # Several runs that start together need the same code: the first one makes it, the others wait for the lock.
-    with open(f"{target}.lock", "w") as lock:
+    with open(f"{target}.lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not is_made(Path(target)):
             make(code, layouts, options, num_threads, target, received)
@@ -54,7 +56,7 @@ def main() -> None:
 def is_made(target: Path) -> bool:
     """Return whether the library exists and agrees with its checksum."""
     try:
-        return hashlib.sha256(target.read_bytes()).hexdigest() == Path(f"{target}.sha256").read_text()
+        return hashlib.sha256(target.read_bytes()).hexdigest() == Path(f"{target}.sha256").read_text(encoding="utf-8")
     except OSError:
         return False
 
@@ -90,7 +92,7 @@ def make(
             command = [*sys.orig_argv[:-1], str(os.getpid()), SECOND_ATTEMPT]
             sys.exit(subprocess.run(command, input=received, check=False).returncode)
         checksum = Path(folder, "step.sha256")
-        checksum.write_text(hashlib.sha256(Path(str(made)).read_bytes()).hexdigest())
+        checksum.write_text(hashlib.sha256(Path(str(made)).read_bytes()).hexdigest(), encoding="utf-8")
         os.replace(str(made), target)
         os.replace(checksum, f"{target}.sha256")
 

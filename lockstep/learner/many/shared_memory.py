@@ -1,4 +1,4 @@
-"""Sums and exchanges between learner processes of one machine, through shared memory.
+"""Sums and exchanges between learner processes of one Linux machine, through shared memory.
 
 An exchange over sockets takes as long as a gradient step of a small network, because several threads on both sides have
 to be woken. Here each learner writes into a memory segment of its own, and polls the segments of the others until they
@@ -8,12 +8,11 @@ A segment is memory without a name (`memfd_create`), which the other learners op
 process that is killed leaves nothing behind, and a lock on the segment tells whether its owner is alive.
 
 The code relies on the memory model of x86: other processors see writes in the order in which they were made. On other
-machines learners communicate over sockets.
+machines learners communicate over sockets. `fcntl` is imported when it is used, because Windows does not have it.
 """
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import platform
@@ -70,12 +69,14 @@ class _Segment:
         The owner holds an exclusive lock on the segment as long as it lives. But processes that it has forked hold the
         lock, too, so its own process is looked up as well.
         """
+        import fcntl
+
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             try:
                 # The field after the name in parentheses is the state of the process: Z and X are those of dead ones.
-                return Path(self._process_status).read_text().rpartition(")")[2].split()[0] not in "ZX"
+                return Path(self._process_status).read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
             except OSError:
                 return False
         fcntl.flock(self.descriptor, fcntl.LOCK_UN)
@@ -213,6 +214,8 @@ def _new_segment() -> tuple[_Segment | None, tuple[int, int, int] | None]:
 
     The address is the id of this process, the number of the file descriptor, and a token.
     """
+    import fcntl
+
     token = secrets.randbits(62)
     process_id = os.getpid()
     try:

@@ -191,7 +191,7 @@ def load_results(path: str | Path) -> Any:
     tables = []
     starts = []
     for file in files:
-        with naming_damage(Path(file), "file of Monitor"), Path(file).open() as lines:
+        with naming_damage(Path(file), "file of Monitor"), Path(file).open(encoding="utf-8") as lines:
             header = json.loads(lines.readline().removeprefix("#"))
             starts.append(float(header["t_start"]))
             table = pd.read_csv(lines)

@@ -189,7 +189,7 @@ class VecNormalize(VecEnvWrapper):
         state: dict[str, Any] = {name: getattr(self, name) for name in SAVED_OPTIONS}
         state["obs_rms"] = _each(_plain_moments, self.obs_rms)
         state["ret_rms"] = _plain_moments(self.ret_rms)
-        Path(save_path).write_text(json.dumps(state))
+        Path(save_path).write_text(json.dumps(state), encoding="utf-8")
 
     @classmethod
     def load(cls, load_path: str | Path, venv: VecEnv) -> VecNormalize:
