@@ -34,7 +34,7 @@ class Schedule:
 
     A function of the step must not return a negative value, or one far above its value at step 0. Other libraries call
     such a function with `progress_remaining`, which falls from 1 to 0, instead of the step; here it would return huge
-    learning rates.
+    learning rates. An object with the attribute `is_of_steps = True` may return any value that is not negative.
 
     Args:
         value: A number, points `[[0, v0], [t1, v1], ...]`, or a function of the step.
@@ -68,7 +68,7 @@ class Schedule:
         self._limit = math.inf  # the value at step 0 is needed first
         self.value = self.at(0)
         """Value at `timestep`."""
-        if self._function is not None:
+        if self._function is not None and not getattr(value, "is_of_steps", False):
             self._limit = MOST_ABOVE_START * self.value or MOST_FROM_ZERO
 
     def __repr__(self) -> str:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep_sb3.common.base_class import Rate, option
+from lockstep_sb3.common.live_options import set_live_option
 from lockstep_sb3.common.off_policy_algorithm import OffPolicyAlgorithm
 from lockstep_sb3.common.on_policy_algorithm import OnPolicyAlgorithm
-from lockstep_sb3.common.utils import LinearSchedule
+from lockstep_sb3.common.type_aliases import Schedule
+from lockstep_sb3.common.utils import ChangingSchedule, ConstantSchedule, LinearSchedule
 
 BATCH_NORM = {"batch_norm_momentum": 0.01, "batch_norm_eps": 0.001, "renorm_warmup_steps": 100_000}
 """Settings of CrossQ's batch renormalisation, which are constants in Lockstep."""
@@ -43,13 +45,25 @@ class PPO(_ActorCritic):
     batch_size: int = 64
     n_epochs: int = option(10, "training.num_epochs")
     clip_range: Rate = option(0.2, "training.clip_param")
-    clip_range_vf: float | None = option(None, "training.vf_clip_param")
+    clip_range_vf: Rate | None = None
     target_kl: float | None = option(None, "training.target_kl")
 
     def set_options(self, config: Any, kwargs: dict[str, Any]) -> None:
         super().set_options(config, kwargs)
         config.training(minibatch_size=min(self.batch_size, self.n_steps * self.n_envs))
         config.training(normalize_advantages="minibatch" if self.normalize_advantage else None)
+        config.training(vf_clip_param=self._present_clip_range_vf)
+
+    @property
+    def _present_clip_range_vf(self) -> float | None:
+        """Present value of `clip_range_vf`."""
+        value = self.clip_range_vf
+        return float(value(self._current_progress_remaining)) if callable(value) else value
+
+    def before_update(self) -> None:
+        super().before_update()
+        if callable(self.clip_range_vf):
+            set_live_option(self.config, self.learner, "training.vf_clip_param", self._present_clip_range_vf)
 
 
 @dataclass(eq=False, repr=False)
@@ -119,6 +133,13 @@ class _EpsilonGreedy(OffPolicyAlgorithm):
     exploration_final_eps: float = 0.05
     max_grad_norm: float | None = option(10, "training.grad_clip")
 
+    def __post_init__(self) -> None:
+        self._linear: LinearSchedule | None = None
+        """Schedule that the options of exploration describe."""
+        self._epsilon = ChangingSchedule(ConstantSchedule(self.exploration_initial_eps))
+        """Present schedule."""
+        super().__post_init__()
+
     def set_options(self, config: Any, kwargs: dict[str, Any]) -> None:
         super().set_options(config, kwargs)
         # Stable-Baselines3 counts the interval in environment steps, Lockstep in gradient steps. Between two updates
@@ -127,10 +148,25 @@ class _EpsilonGreedy(OffPolicyAlgorithm):
         rounds = max(1, round(self.target_update_interval / steps_per_round))
         interval = max(1, round(rounds * steps_per_round * self.updates_per_step))
         config.training(double_q=False, target_update_interval=interval)
-        self.exploration_schedule = LinearSchedule(
-            self.exploration_initial_eps, self.exploration_final_eps, self.exploration_fraction
-        )
-        config.training(epsilon=self.over_steps(self.exploration_schedule))
+        linear = LinearSchedule(self.exploration_initial_eps, self.exploration_final_eps, self.exploration_fraction)
+        if linear != self._linear:
+            self._linear = linear
+            self._epsilon.function = linear
+        config.training(epsilon=self.over_steps(self._epsilon))
+
+    @property
+    def exploration_schedule(self) -> Schedule:
+        """Probability of a random action as a function of the remaining progress. It may be set at any time."""
+        return self._epsilon.function
+
+    @exploration_schedule.setter
+    def exploration_schedule(self, schedule: Schedule) -> None:
+        self._epsilon.function = schedule
+
+    @property
+    def exploration_rate(self) -> float:
+        """Present probability of a random action."""
+        return self.exploration_schedule(self._current_progress_remaining)
 
 
 @dataclass(eq=False, repr=False)

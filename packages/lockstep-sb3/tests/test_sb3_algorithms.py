@@ -324,7 +324,6 @@ REFUSED = [
     (lambda: PPO("MlpPolicy", Copy(), policy_kwargs={"activation_fn": nn.LeakyReLU}), "LeakyReLU"),
     (lambda: PPO("MlpPolicy", Copy(), policy_kwargs={"use_expln": True}), "use_expln"),
     (lambda: PPO("MlpPolicy", Copy(), policy_kwargs={"wings": 2}), "wings"),
-    (lambda: PPO("MlpPolicy", Copy(), clip_range_vf=lambda left: left), "clip_range_vf"),
     (lambda: PPO("MlpPolicy", Copy(), rollout_buffer_class=dict), "rollout_buffer_class"),
     (lambda: SAC("MlpPolicy", Aim(), use_sde=True, use_sde_at_warmup=True), "use_sde_at_warmup"),
     (lambda: SAC("MlpPolicy", Aim(), replay_buffer_class=dict), "replay_buffer_class"),

@@ -159,9 +159,8 @@ def test_buffers_without_a_counterpart_are_refused_by_name(options, word):
 
 
 def test_a_number_of_gradient_steps_for_each_episode():
-    model = TD3("MlpPolicy", Aim(), train_freq=(2, "episode"), gradient_steps=7, learning_starts=20)
-    model.policy_kwargs = SMALL
-    model.learn(100)
+    options = {"train_freq": (2, "episode"), "gradient_steps": 7, "learning_starts": 20}
+    model = TD3("MlpPolicy", Aim(), policy_kwargs=SMALL, **options).learn(100)
     assert model.trainer.gradient_step == 4 * 7  # 100 steps are 10 episodes, of which 2 are random
 
 

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -23,6 +24,7 @@ from lockstep.builder import AlgorithmConfig
 from lockstep.config import from_plain, to_plain
 from lockstep.data import DEFAULT_MODULE_ID, map_tree
 from lockstep.envs import StepResult, VectorBoundary, make_vector
+from lockstep.learner import Learner
 from lockstep.policy import Policy
 from lockstep.rollout import Collector
 from lockstep.state import FileNames, Kind, claims_of, handed_in, read_checkpoint, signed, write_checkpoint
@@ -32,10 +34,18 @@ from lockstep_sb3.common.buffers import ReplayBuffer
 from lockstep_sb3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, ProgressBarCallback
 from lockstep_sb3.common.env_util import vector_of
 from lockstep_sb3.common.files import DAMAGE
+from lockstep_sb3.common.live_options import changed_options, is_live, set_live_option
 from lockstep_sb3.common.logger import Logger
 from lockstep_sb3.common.moved import moved_name
 from lockstep_sb3.common.torch_layers import model_config_of
-from lockstep_sb3.common.utils import StepSchedule, configure_logger, get_device, get_system_info, set_random_seed
+from lockstep_sb3.common.utils import (
+    FloatSchedule,
+    StepSchedule,
+    configure_logger,
+    get_device,
+    get_system_info,
+    set_random_seed,
+)
 from lockstep_sb3.common.vec_env import VecNormalize, unwrap_vec_normalize
 from lockstep_sb3.common.vec_env.boundary_vec_env import BoundaryVecEnv, infos_of
 
@@ -47,6 +57,10 @@ PROGRESS_POINTS = np.linspace(0.0, 1.0, 101)
 """Values of the remaining progress at which a schedule is saved. A function itself cannot be saved."""
 NETWORK = Kind("a subclass of torch.nn.Module", (nn.Module,))
 OPTIMIZER = Kind("a subclass of torch.optim.Optimizer", (torch.optim.Optimizer,))
+NOT_WATCHED = frozenset(
+    {"policy", "env", "verbose", "tensorboard_log", "stats_window_size", "seed", "_init_setup_model"}
+)
+"""Options that are read when they are needed, and may change at any time."""
 KINDS = {"features_extractor_class": NETWORK, "activation_fn": NETWORK, "optimizer_class": OPTIMIZER}
 """Kinds of the classes that a file may name in `policy_kwargs`."""
 STEPS_SAMPLED = "num_env_steps_sampled_lifetime"
@@ -131,6 +145,7 @@ class RolloutEndCallback(Callback):
 
     def on_collect_end(self, event: CollectEnd) -> None:
         self.model.callback.on("rollout_end")
+        self.model.before_update()
 
 
 @dataclass(eq=False, repr=False)
@@ -174,6 +189,9 @@ class BaseAlgorithm(ABC):
     _init_setup_model: bool = True
 
     def __post_init__(self) -> None:
+        self._is_learning = False
+        self._changed: dict[str, Any] = {}
+        """Options that were set since the last update, with their values."""
         self.device = get_device(self.device)
         self.num_timesteps = 0
         self.n_envs = 1
@@ -210,6 +228,27 @@ class BaseAlgorithm(ABC):
             self.env = vector_of(self.env)
             self.n_envs = self.env.num_envs
             self.set_up(self.env.observation_space, self.env.action_space)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute. An option holds from the next update on; one that cannot change raises `ValueError`."""
+        is_changed = name in self._live_names() and "trainer" in self.__dict__ and "lockstep" in self.__dict__
+        old = self.__dict__.get(name)
+        object.__setattr__(self, name, value)
+        if not is_changed:
+            return
+        self._changed[name] = value
+        if not self._is_learning:
+            try:
+                self.apply_changes()
+            except ValueError:
+                object.__setattr__(self, name, old)
+                raise
+
+    @classmethod
+    @cache
+    def _live_names(cls) -> frozenset[str]:
+        """Return the names of the options whose change concerns the networks, the learner or the trainer."""
+        return frozenset(each.name for each in fields(cls)) - NOT_WATCHED
 
     # -- building ---
 
@@ -319,6 +358,45 @@ class BaseAlgorithm(ABC):
         """
         return StepSchedule(value, self.total) if callable(value) else value
 
+    # -- changed options ---
+
+    def apply_changes(self) -> None:
+        """Let the options that were set since the last update hold from now on."""
+        changed = self._changed
+        self._changed = {}
+        config = self.make_config()
+        options = changed_options(self.config, config)
+        if not all(map(is_live, options)):
+            names = ", ".join(f"{name}={value!r}" for name, value in changed.items())
+            self.refuse(names, "it is built into the model; give it when you make the model or load it")
+        for path, value in options.items():
+            set_live_option(self.config, self.learner, path, value)
+        if self.trainer is not None:
+            self.update_trainer()
+
+    @abstractmethod
+    def update_trainer(self) -> None:
+        """Give the trainer the options of this model that it has read when it was made."""
+
+    def before_update(self) -> None:
+        """Apply changes of options. It is called after each collect."""
+        if self._changed:
+            self.apply_changes()
+
+    @property
+    def learner(self) -> Learner:
+        """Lockstep's learner, which trains the networks."""
+        return self.lockstep.learner_group.learner
+
+    @property
+    def lr_schedule(self) -> FloatSchedule:
+        """Learning rate as a function of the remaining progress. It may be set."""
+        return FloatSchedule(self.learning_rate)
+
+    @lr_schedule.setter
+    def lr_schedule(self, schedule: Callable[[float], float]) -> None:
+        self.learning_rate = schedule
+
     # -- learning ---
 
     def learn(
@@ -359,6 +437,7 @@ class BaseAlgorithm(ABC):
             self.boundary.keep_infos()
         self.locals = {"self": self, "total_timesteps": self.total[0], "tb_log_name": name, "env": self.env}
         self.callback.begin(self, self.locals, globals())
+        self._is_learning = True
         try:
             while self.num_timesteps < self.total[0]:
                 self.callback.on("rollout_start")
@@ -371,6 +450,8 @@ class BaseAlgorithm(ABC):
                     self.dump_logs()
         except StopTraining:
             pass
+        finally:
+            self._is_learning = False
         self.callback.on("training_end")
         return self
 
@@ -417,6 +498,16 @@ class BaseAlgorithm(ABC):
         self.locals.update(infos=infos, dones=dones, rewards=result.rewards, new_obs=result.obs)
         if not self.callback.on_step():
             raise StopTraining
+
+    @property
+    def _total_timesteps(self) -> int:
+        """Number of environment steps at which the present or last `learn` ends."""
+        return self.total[0]
+
+    @property
+    def _current_progress_remaining(self) -> float:
+        """Remaining progress, which falls from 1 to 0."""
+        return max(0.0, 1.0 - self.num_timesteps / self.total[0]) if self.total[0] else 1.0
 
     # -- logging ---
 
@@ -579,13 +670,20 @@ class BaseAlgorithm(ABC):
         if not issubclass(model_class, cls):
             raise ValueError(f"{path} is of {model_class.__name__}, not of {cls.__name__}")
         options = {name: _read_option(name, plain, names) for name, plain in about["options"].items()}
-        options |= {**(custom_objects or {}), **kwargs, "device": device, "_init_setup_model": False}
+        given = {**(custom_objects or {}), **kwargs}
+        if "lr_schedule" in given:
+            given["learning_rate"] = given.pop("lr_schedule")  # files of Stable-Baselines3 contain both
+        new_spaces = {name: given.pop(name) for name in ("observation_space", "action_space") if name in given}
+        options |= {**given, "device": device, "_init_setup_model": False}
         model = model_class(about["policy"], None if env is None else vector_of(env), **options)
         model.n_envs = about["n_envs"] if env is None else model.env.num_envs
         model.total[0] = about["total"]
         model.num_timesteps = about["num_timesteps"]
         with claims_of(path):
-            model.set_up(*[from_plain("spaces", {"__space__": plain}, names) for plain in about["spaces"]])
+            saved_spaces = [from_plain("spaces", {"__space__": plain}, names) for plain in about["spaces"]]
+            model.set_up(
+                new_spaces.get("observation_space", saved_spaces[0]), new_spaces.get("action_space", saved_spaces[1])
+            )
             model.lockstep.set_state(checkpoint["policy"]["state"], names=names)
         if print_system_info:
             get_system_info()

@@ -24,13 +24,14 @@ HER_OPTIONS = ("n_sampled_goal", "goal_selection_strategy", "copy_info_dict")
 
 
 class FixedStepsTrainer(OffpolicyTrainer):
-    """Trainer with a fixed number of gradient steps after each collect, however many steps it took."""
+    """Trainer that can make a fixed number of gradient steps after each collect, however many steps it took."""
 
-    steps_per_collect: int = 1
-    """Number of gradient steps after a collect."""
+    steps_per_collect: int | None = None
+    """Number of gradient steps after a collect. None depends on the number of collected steps (`update_per_step`)."""
 
     def policy_update_fn(self, collect_stats: CollectStatsBase) -> TrainingStats:
-        return self.policy.update(self.batch_size or 0, self.buffer, repeat=self.steps_per_collect)
+        number = self.updates_now if self.steps_per_collect is None else self.steps_per_collect
+        return self.policy.update(self.batch_size or 0, self.buffer, repeat=number)
 
 
 @dataclass(eq=False, repr=False)
@@ -146,17 +147,30 @@ class OffPolicyAlgorithm(BaseAlgorithm):
         frequency, unit = self.train_frequency
         options |= {f"{unit}_per_collect": frequency * (self.n_envs if unit == "step" else 1)}
         options |= {"update_per_step": self.updates_per_step, "learning_starts": self.learning_starts}
-        options |= {"batch_size": self.batch_size}
-        if unit == "step" or self.gradient_steps <= 0:
-            return OffpolicyTrainer(**options)
-        trainer = FixedStepsTrainer(**options)
-        trainer.steps_per_collect = self.gradient_steps
+        trainer = FixedStepsTrainer(batch_size=self.batch_size, **options)
+        trainer.steps_per_collect = self._fixed_steps
         return trainer
+
+    @property
+    def _fixed_steps(self) -> int | None:
+        """Number of gradient steps after each collect; None if it depends on the number of steps."""
+        _, unit = self.train_frequency
+        return self.gradient_steps if unit == "episode" and self.gradient_steps > 0 else None
+
+    def update_trainer(self) -> None:
+        frequency, unit = self.train_frequency
+        self.trainer.step_per_collect = frequency * self.n_envs if unit == "step" else None
+        self.trainer.episode_per_collect = frequency if unit == "episode" else None
+        self.trainer.steps_per_collect = self._fixed_steps
+        self.trainer.update_per_step = self.updates_per_step
+        self.trainer.learning_starts = self.learning_starts
+        self.trainer.batch_size = self.batch_size
+        # With `gradient_steps=0` the policy acts, and nothing is learned.
+        self.trainer.learning_resumes_at = sys.maxsize if self.gradient_steps == 0 else 0
 
     def reset_trainer(self) -> None:
         super().reset_trainer()
-        if self.gradient_steps == 0:
-            self.trainer.learning_resumes_at = sys.maxsize  # the policy acts, and nothing is learned
+        self.update_trainer()
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         """Make gradient steps, each on a new sample of the replay buffer."""

@@ -42,5 +42,10 @@ class OnPolicyAlgorithm(BaseAlgorithm):
         options["batch_size"] = self.config.training.minibatch_size
         return OnpolicyTrainer(repeat_per_collect=self.config.training.num_epochs, **options)
 
+    def update_trainer(self) -> None:
+        self.trainer.step_per_collect = self.n_steps * self.n_envs
+        self.trainer.batch_size = self.config.training.minibatch_size
+        self.trainer.repeat_per_collect = self.config.training.num_epochs
+
     def log_unit(self) -> int:
         return (self.num_timesteps - self._steps_before) // (self.n_steps * self.n_envs)

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -119,6 +119,16 @@ class FloatSchedule:
         return f"FloatSchedule({self.value_schedule})"
 
 
+@dataclass
+class ChangingSchedule:
+    """Schedule whose `function` may be replaced while it is in use."""
+
+    function: Schedule
+
+    def __call__(self, progress_remaining: float) -> float:
+        return self.function(progress_remaining)
+
+
 get_linear_fn = LinearSchedule
 constant_fn = ConstantSchedule
 get_schedule_fn = FloatSchedule
@@ -130,6 +140,9 @@ class StepSchedule:
 
     `total[0]` is the number of steps of the run. It is 0 before `learn`, when the remaining progress is 1.
     """
+
+    is_of_steps: ClassVar[bool] = True
+    """For `lockstep.options.Schedule`: it is called with a step, and may rise as far as it likes."""
 
     function: Callable[[float], float]
     total: list[int]
