@@ -486,7 +486,7 @@ class NumpyRecurrentActor(RecurrentActor):
         weight, bias = plain.layers[-1]
         self._head = (weight.T, bias)
         self._policy = _NumpyMemory(module.encoder, plain.rectify, "")
-        value_encoder = module.value_encoder
+        value_encoder: Any = module.value_encoder
         self._value = None if value_encoder is None else _NumpyMemory(value_encoder, plain.rectify, VALUE_STATE_PREFIX)
 
     @classmethod
@@ -572,10 +572,12 @@ def is_plain(module: Any) -> bool:
     memories = []
     if base is RecurrentActorCriticModule:
         memory_encoders = [each for each in (module.encoder, module.value_encoder) if each is not None]
-        memories = [each.memory for each in memory_encoders]
         if {type(each) for each in memory_encoders} != {MemoryEncoder}:
             return False
+        memories = [each.memory for each in memory_encoders]
         if {type(each) for each in memories} != {Recurrence}:
+            return False
+        if any(len(each.hidden_layers) for each in memory_encoders):
             return False
         encoders = [each.encoder for each in memory_encoders]
 

@@ -14,7 +14,9 @@ from lockstep.options.section import ConfigT, Section, option
 if TYPE_CHECKING:
     from lockstep.modules.typed import RLModuleOptions
 
-NEW_FIELDS = frozenset({"squash_mean"})
+NEW_FIELDS = frozenset(
+    {"squash_mean", "value_hiddens", "recurrent_layers", "memory_below_hiddens", "value_memory"},
+)
 """Fields of `ModelConfig` that are missing in files of version 0.2. Networks of such files were trained with the
 defaults of these fields, even if an algorithm sets other values today."""
 

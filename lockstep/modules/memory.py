@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from lockstep.data.trees import Tree, leaves, map_tree
 from lockstep.modules.encoders import Encoder
+from lockstep.modules.layers import make_mlp
 from lockstep.modules.model_config import AttentionConfig, ModelConfig
 
 State = dict[str, Tensor]
@@ -101,6 +102,44 @@ class Recurrence(nn.Module):
             original_order: Any = packed.unsorted_indices
             end = [part.index_select(1, original_order) for part in end]
         return features, dict(zip(names, (part.squeeze(0) for part in end)))
+
+
+class StackedRecurrence(nn.Module):
+    """Several layers of LSTM or GRU, each on the outputs of the one below.
+
+    The state has the names of `Recurrence` for the first layer, and names such as `"h_1"` for the layers above it.
+    """
+
+    def __init__(self, kind: str, input_size: int, hidden_size: int, num_layers: int, orthogonal: bool = True) -> None:
+        super().__init__()
+        sizes = [input_size, *[hidden_size] * (num_layers - 1)]
+        self.layers = nn.ModuleList(Recurrence(kind, size, hidden_size, orthogonal) for size in sizes)
+        self.output_size = hidden_size
+
+    def initial_state(self) -> State:
+        """Return the state before an episode, zeros."""
+        state: State = {}
+        for number, layer in enumerate(self.layers):
+            state |= {_layer_name(name, number): leaf for name, leaf in layer.initial_state().items()}  # type: ignore[operator]
+        return state
+
+    def forward(
+        self, inputs: Tensor, state: Mapping[str, Tensor], lengths: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Return features `[B, T, H]` and the state after the last row; see `Recurrence.forward`."""
+        features = inputs
+        state_out: State = {}
+        for number, layer in enumerate(self.layers):
+            names = {name: _layer_name(name, number) for name in layer.initial_state()}  # type: ignore[operator]
+            before = {name: state[full_name] for name, full_name in names.items()}
+            features, after = layer(features, before, lengths)
+            state_out |= {full_name: after[name] for name, full_name in names.items()}
+        return features, state_out
+
+
+def _layer_name(name: str, number: int) -> str:
+    """Return the name of a layer's state in that of several layers."""
+    return f"{name}_{number}" if number else name
 
 
 class Gate(nn.Module):
@@ -258,7 +297,7 @@ class GatedTransformer(nn.Module):
         return x, {"memory": torch.stack(memories, 1), "length": length}
 
 
-def make_memory(input_size: int, config: ModelConfig) -> Recurrence | GatedTransformer:
+def make_memory(input_size: int, config: ModelConfig) -> Recurrence | StackedRecurrence | GatedTransformer:
     """Return a new memory by `config`, on features `[B, T, input_size]`.
 
     Every memory has the interface of `Recurrence`: `output_size`, `initial_state()` and `forward(inputs, state,
@@ -270,23 +309,43 @@ def make_memory(input_size: int, config: ModelConfig) -> Recurrence | GatedTrans
         raise ValueError(
             "model_config.recurrent=None: a network with memory needs 'lstm' or 'gru', or model_config.attention"
         )
-    return Recurrence(config.recurrent, input_size, config.recurrent_size, config.orthogonal_init)
+    kind = config.recurrent
+    size = config.recurrent_size
+    if config.recurrent_layers > 1:
+        return StackedRecurrence(kind, input_size, size, config.recurrent_layers, config.orthogonal_init)
+    return Recurrence(kind, input_size, size, config.orthogonal_init)
+
+
+def make_hidden_layers(input_size: int, config: ModelConfig) -> tuple[nn.Sequential, int]:
+    """Return the hidden layers above a memory with `input_size` outputs, and the size of their output.
+
+    There are none unless `config.memory_below_hiddens`.
+    """
+    if not config.memory_below_hiddens:
+        return nn.Sequential(), input_size
+    gain = config.hidden_gain if config.orthogonal_init else None
+    layers = make_mlp(input_size, config.hiddens, config.activation, gain, None, config.layer_norm)
+    return layers, config.hiddens[-1] if config.hiddens else input_size
 
 
 class MemoryEncoder(nn.Module):
     """`Encoder` with a memory above it, for sequences of observations `[B, T, ...]`.
 
-    The features `[B, T, output_size]` depend on the present and the earlier observations. `ValueError` if the
-    configuration has no memory.
+    With `config.memory_below_hiddens` the hidden layers are above the memory. The features `[B, T, output_size]` depend
+    on the present and the earlier observations. `ValueError` if the configuration has no memory.
     """
 
     def __init__(self, space: Space[Any], config: ModelConfig) -> None:
         super().__init__()
         self.space = space
         # Without noise in the weights: noise is drawn for each row, and the encoder sees rows of sequences.
-        self.encoder = Encoder(space, replace(config, noisy_sigma=None))
+        below = replace(config, noisy_sigma=None)
+        if config.memory_below_hiddens:
+            below = replace(below, hiddens=())
+        self.encoder = Encoder(space, below)
         self.memory = make_memory(self.encoder.output_size, config)
-        self.output_size = self.memory.output_size
+        self.hidden_layers, self.output_size = make_hidden_layers(self.memory.output_size, config)
+        """Layers above the memory."""
 
     @property
     def mlp(self) -> nn.Sequential:
@@ -309,6 +368,13 @@ class MemoryEncoder(nn.Module):
             lengths: Number of real rows of each sequence, `[B]`. The returned state is then the one after the last
                 real row. None: all rows are real.
         """
+        remembered, state = self.remember(obs, dtype, state, lengths)
+        return self.hidden_layers(remembered), state
+
+    def remember(
+        self, obs: Tree, dtype: torch.dtype, state: Mapping[str, Tensor] | None, lengths: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """Return the outputs of the memory `[B, T, H]`, below the hidden layers, and the state; see `forward`."""
         leading = next(leaves(obs)).shape[:2]
         encoded = self.encoder(map_tree(lambda leaf: leaf.flatten(0, 1), obs), dtype).unflatten(0, leading)
         if state is None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from torch import nn
 
-from lockstep.options.checks import check_choice, check_whole, is_whole, suggestion
+from lockstep.options.checks import check_choice, check_flags, check_whole, is_whole, suggestion
 from lockstep.state.names import import_path
 from lockstep.state.trust import Kind, UntrustedError, find_named
 
@@ -20,6 +20,7 @@ ACTIVATIONS = (
     *("selu", "celu", "relu6", "hardtanh", "hardswish", "identity"),
 )
 RECURRENT = ("lstm", "gru")
+VALUE_MEMORIES = ("own", "shared", "none")
 ENCODERS = ("nature", "impala")
 _NAMES_ELSEWHERE = {
     "use_lstm": "recurrent",
@@ -148,9 +149,16 @@ class ModelConfig:
     """Recurrent layer after the encoder: "lstm" or "gru". None: no recurrent layer."""
     recurrent_size: int = 64
     """Size of the recurrent state."""
+    recurrent_layers: int = 1
+    """Number of recurrent layers, each on the outputs of the one below."""
     attention: AttentionConfig | None = None
     """Gated transformer after the encoder, instead of `recurrent`: an `AttentionConfig`, or a dict of some of its
     fields (`{}` for its defaults)."""
+    memory_below_hiddens: bool = False
+    """Put the memory below the hidden layers, directly on the features of the observation. False: above them."""
+    value_memory: Literal["own", "shared", "none"] = "own"
+    """Memory of the state value in on-policy algorithms: its own one; that of the policy, to which the value's loss
+    sends no gradient ("shared"); or none, so that the value depends on the present observation only."""
     max_seq_len: int = 20
     """Number of time steps through which the gradient of a network with memory flows: episodes are cut into sequences
     of this length."""
@@ -177,7 +185,14 @@ class ModelConfig:
                 f"value_hiddens={self.value_hiddens} does not go with vf_share_layers=True, which gives policy and "
                 "value the same layers; leave one of them out"
             )
-        for name in ("recurrent_size", "max_seq_len", "num_value_outputs", "num_cosines", "num_critics"):
+        for name in (
+            "recurrent_size",
+            "recurrent_layers",
+            "max_seq_len",
+            "num_value_outputs",
+            "num_cosines",
+            "num_critics",
+        ):
             object.__setattr__(self, name, check_whole(name, getattr(self, name), 1))
         for name in ("activation", "conv_activation"):
             check_choice(name, getattr(self, name), ACTIVATIONS)
@@ -215,6 +230,19 @@ class ModelConfig:
             raise ValueError(f"attention={attention!r} must be a dict such as {{'memory': 64}}, or None")
         if self.attention is not None and self.recurrent is not None:
             raise ValueError(f"attention does not go with recurrent={self.recurrent!r}: choose one memory")
+        check_choice("value_memory", self.value_memory, VALUE_MEMORIES)
+        check_flags(memory_below_hiddens=self.memory_below_hiddens)
+        needs_memory = {"memory_below_hiddens": False, "value_memory": "own"}
+        for name, default in needs_memory.items():
+            if not self.has_memory and getattr(self, name) != default:
+                raise ValueError(f"{name}={getattr(self, name)!r} needs a memory; set recurrent or attention")
+        if self.recurrent is None and self.recurrent_layers != 1:
+            raise ValueError(f"recurrent_layers={self.recurrent_layers} needs recurrent='lstm' or 'gru'")
+        if self.value_memory != "own" and self.vf_share_layers:
+            raise ValueError(
+                f"value_memory={self.value_memory!r} does not go with vf_share_layers=True, which gives policy and "
+                "value one memory; leave one of them out"
+            )
         if self.has_memory and self.q_share_layers:
             raise ValueError(f"q_share_layers=True does not go with {self.memory_in_words}: critics have their own")
 

@@ -26,7 +26,7 @@ KINDS = ("lstm", "gru")
 
 
 def module(kind="lstm", observation_space=BOX, action_space=THREE, dtype=torch.float32, seed=0, **config):
-    config = ModelConfig(hiddens=(5,), recurrent=kind, recurrent_size=4, policy_gain=1.0, **config)
+    config = ModelConfig(**{"hiddens": (5,), **config}, recurrent=kind, recurrent_size=4, policy_gain=1.0)
     spec = RLModuleSpec(RecurrentActorCriticModule, observation_space, action_space, model_config=config)
     return spec.build(seed=seed).to(dtype)
 
@@ -80,6 +80,54 @@ def test_policy_and_value_have_a_memory_each_or_share_one():
         assert net.policy_head.weight.grad is None
     inputs = [net.forward_train(x)["action_dist_inputs"] for net in (apart, shared)]
     torch.testing.assert_close(*inputs)
+
+
+LAYOUTS = [
+    {"memory_below_hiddens": True, "hiddens": (6, 5)},
+    {"recurrent_layers": 2},
+    {"value_memory": "none", "memory_below_hiddens": True},
+    {"value_memory": "shared", "memory_below_hiddens": True, "hiddens": (6,), "value_hiddens": (7,)},
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "-".join(layout))
+def test_each_layout_of_memory_acts_step_by_step_as_in_sequences(layout):
+    net, x = module(**{"hiddens": (5,), **layout}), obs()
+    whole = net.forward_train({"obs": x})
+    actor = make_actor(net)
+    assert type(actor) is RecurrentActor  # numpy knows one layout only
+    state = actor.get_initial_state(3)
+    for t in range(x.shape[1]):
+        tensors = {name: torch.from_numpy(leaf) for name, leaf in state.items()}
+        step = net.forward_train({"obs": x[:, t : t + 1], "state_in": tensors})
+        for name in ("action_dist_inputs", "vf_preds"):
+            torch.testing.assert_close(step[name][:, 0], whole[name][:, t], rtol=0, atol=1e-6)
+        actions, state = actor.act_with_state(x[:, t].numpy(), None, state)
+        np.testing.assert_array_equal(actions, whole["action_dist_inputs"][:, t].argmax(-1).numpy())
+
+
+def test_layers_are_above_the_memory_and_as_many_as_given():
+    net = module(memory_below_hiddens=True, hiddens=(6, 5), value_hiddens=(7,), recurrent_layers=2)
+    assert [layer.input_size for layer in net.encoder.memory.layers] == [3, 4]
+    assert [layer.out_features for layer in net.encoder.hidden_layers[::2]] == [6, 5]
+    assert [layer.out_features for layer in net.value_encoder.hidden_layers[::2]] == [7]
+    assert list(net.get_initial_state()) == ["h", "c", "h_1", "c_1", "vf_h", "vf_c", "vf_h_1", "vf_c_1"]
+
+
+def test_a_value_without_memory_sees_the_present_and_a_shared_one_trains_no_memory():
+    x = obs()
+    changed = x.clone()
+    changed[:, 0] += 1.0
+    blind = module(value_memory="none")
+    values = [blind.forward_train({"obs": each})["vf_preds"][:, 1:] for each in (x, changed)]
+    torch.testing.assert_close(*values)
+    shared = module(value_memory="shared", memory_below_hiddens=True)
+    values = [shared.forward_train({"obs": each})["vf_preds"][:, 1:] for each in (x, changed)]
+    assert ((values[0] - values[1]).abs() > 1e-6).all()
+    values[0].sum().backward()
+    assert all(p.grad is None for p in shared.encoder.parameters())
+    assert all(p.grad is not None for p in shared.value_encoder.parameters())
+    assert list(shared.get_initial_state()) == list(blind.get_initial_state()) == ["h", "c"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -211,6 +259,10 @@ def test_the_configuration_chooses_the_class():
     ("mistake", "words"),
     [
         (lambda: ModelConfig(recurrent="rnn"), "recurrent='rnn'.*lstm.*gru"),
+        (lambda: ModelConfig(value_memory="none"), "value_memory='none' needs a memory"),
+        (lambda: ModelConfig(attention={}, recurrent_layers=2), "recurrent_layers=2 needs recurrent="),
+        (lambda: ModelConfig(recurrent="gru", value_memory="shared", vf_share_layers=True), "vf_share_layers=True"),
+        (lambda: ModelConfig(recurrent="gru", value_memory="all"), "value_memory='all'.*own"),
         (lambda: ModelConfig(max_seq_len=0), "max_seq_len=0.*at least 1"),
         (lambda: ModelConfig.of({"use_lstm": True}), "'use_lstm'; did you mean 'recurrent'"),
         (

@@ -10,6 +10,7 @@ details 1 to 4).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -18,9 +19,10 @@ from gymnasium.spaces import Space
 from torch import Tensor, nn
 
 from lockstep.data.actions import ACTION_MASK, without_mask
+from lockstep.data.trees import Tree, leaves, map_tree
 from lockstep.modules.encoders import Encoder
 from lockstep.modules.layers import make_head, make_policy_head, mask_logits, run_networks
-from lockstep.modules.memory import MemoryEncoder, State
+from lockstep.modules.memory import MemoryEncoder, State, make_hidden_layers
 from lockstep.modules.model_config import ModelConfig, options_of
 from lockstep.modules.rl_module import Batch, RLModule
 from lockstep.ops.distributions import DiagGaussian
@@ -59,7 +61,7 @@ class DefaultActorCriticModule(RLModule):
             if self.critic_space is not None and config.vf_share_layers:
                 raise ValueError("vf_share_layers=True: a centralised critic has a network of its own; set it to False")
             if not config.vf_share_layers:
-                self.value_encoder = self.make_encoder(self._value_space(), config.for_value())
+                self.value_encoder = self.make_value_encoder(self._value_space(), config.for_value())
             value_size = (self.value_encoder or self.encoder).output_size
             self.value_head = make_head(value_size, 1, config.value_gain, config)
 
@@ -87,6 +89,12 @@ class DefaultActorCriticModule(RLModule):
         if config.has_memory:
             raise ValueError(f"{config.memory_in_words} needs RecurrentActorCriticModule; this one has no memory")
         return Encoder(space, config)
+
+    def make_value_encoder(self, space: Space[Any], config: ModelConfig) -> Encoder:
+        """Return a new encoder of the state value. `ValueError` if its memory would differ from the policy's."""
+        if config.value_memory != "own":
+            raise ValueError(f"value_memory={config.value_memory!r} is for on-policy algorithms; leave it out")
+        return self.make_encoder(space, config)
 
     def _forward(self, batch: Batch) -> dict[str, Tensor]:
         """Return the outputs for acting: `"action_dist_inputs"` `[N, D]`."""
@@ -146,8 +154,43 @@ VALUE_STATE_PREFIX = "vf_"
 """Prefix of the names of the value function's state."""
 
 
+class MemorylessEncoder(Encoder):
+    """`Encoder` for sequences of observations `[B, T, ...]`, with the interface of `MemoryEncoder` and no state."""
+
+    def initial_state(self) -> State:
+        """Return an empty state."""
+        return {}
+
+    def forward(  # type: ignore[override]
+        self, obs: Tree, dtype: torch.dtype, state: Mapping[str, Tensor] | None = None, lengths: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Return the features `[B, T, output_size]`, each of its own observation, and an empty state."""
+        leading = next(leaves(obs)).shape[:2]
+        features = super().forward(map_tree(lambda leaf: leaf.flatten(0, 1), obs), dtype)
+        return features.unflatten(0, leading), {}
+
+
+class SharedMemoryLayers(nn.Module):
+    """Hidden layers of a state value on the outputs `[B, T, H]` of the policy's memory."""
+
+    def __init__(self, input_size: int, config: ModelConfig) -> None:
+        super().__init__()
+        self.layers, self.output_size = make_hidden_layers(input_size, config)
+
+    def initial_state(self) -> State:
+        """Return an empty state."""
+        return {}
+
+    def forward(self, remembered: Tensor) -> Tensor:
+        """Return the features `[B, T, output_size]`."""
+        features: Tensor = self.layers(remembered)
+        return features
+
+
 class RecurrentActorCriticModule(DefaultActorCriticModule):
     """Policy and value function with memory. Each has an encoder and a memory of its own, or both share one.
+
+    With `model_config.value_memory` the value has no memory, or reads that of the policy.
 
     `model_config.recurrent` is `"lstm"` or `"gru"`, or `model_config.attention` is set. Batches are sequences:
 
@@ -162,7 +205,16 @@ class RecurrentActorCriticModule(DefaultActorCriticModule):
     """
 
     encoder: MemoryEncoder  # type: ignore[assignment]
-    value_encoder: MemoryEncoder | None  # type: ignore[assignment]
+    value_encoder: MemoryEncoder | MemorylessEncoder | SharedMemoryLayers | None  # type: ignore[assignment]
+
+    def make_value_encoder(  # type: ignore[override]
+        self, space: Space[Any], config: ModelConfig
+    ) -> MemoryEncoder | MemorylessEncoder | SharedMemoryLayers:
+        if config.value_memory == "none":
+            return MemorylessEncoder(space, replace(config, noisy_sigma=None))
+        if config.value_memory == "shared":
+            return SharedMemoryLayers(self.encoder.memory.output_size, config)
+        return self.make_encoder(space, config)
 
     def make_encoder(self, space: Space[Any], config: ModelConfig) -> MemoryEncoder:  # type: ignore[override]
         if self.critic_space is not None:
@@ -200,9 +252,13 @@ class RecurrentActorCriticModule(DefaultActorCriticModule):
         """Return the features `[B, T, H]` for policy and value, and the state after the sequences."""
         obs, dtype = self._inputs(batch)
         state_in = batch.get("state_in")
-        features, state = self.encoder(obs, dtype, state_in, lengths)
+        remembered, state = self.encoder.remember(obs, dtype, state_in, lengths)
+        features = self.encoder.hidden_layers(remembered)
         if self.value_encoder is None:
             return features, features, state
+        if isinstance(self.value_encoder, SharedMemoryLayers):
+            # The value's loss does not change what the policy remembers.
+            return features, self.value_encoder(remembered.detach()), state
 
         value_state_in = None
         if state_in is not None:

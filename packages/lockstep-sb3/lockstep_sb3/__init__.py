@@ -3,13 +3,15 @@
 import sys
 
 from lockstep import __version__ as __version__
-from lockstep_sb3 import algorithms, policies, ppo_mask
+from lockstep_sb3 import algorithms, policies, ppo_mask, ppo_recurrent
 from lockstep_sb3.algorithms import A2C, DDPG, DQN, PPO, QRDQN, SAC, TD3, TQC, TRPO, CrossQ
+from lockstep_sb3.common.recurrent import policies as recurrent_policies
 from lockstep_sb3.common.utils import get_system_info
 from lockstep_sb3.her import HerReplayBuffer
 from lockstep_sb3.ppo_mask import MaskablePPO
+from lockstep_sb3.ppo_recurrent import RecurrentPPO
 
-__all__ = ["A2C", "DDPG", "DQN", "PPO", "QRDQN", "SAC", "TD3", "TQC", "TRPO", "CrossQ", "MaskablePPO"]
+__all__ = ["A2C", "DDPG", "DQN", "PPO", "QRDQN", "SAC", "TD3", "TQC", "TRPO", "CrossQ", "MaskablePPO", "RecurrentPPO"]
 __all__ += ["HerReplayBuffer", "get_system_info"]
 
 # Stable-Baselines3 and sb3-contrib have modules for each algorithm, such as `stable_baselines3.sac`,
@@ -20,3 +22,5 @@ for name in ("a2c", "crossq", "ddpg", "dqn", "ppo", "qrdqn", "sac", "td3", "tqc"
 sys.modules[f"{__name__}.common.policies"] = policies
 sys.modules[f"{__name__}.ppo_mask.ppo_mask"] = ppo_mask
 sys.modules[f"{__name__}.ppo_mask.policies"] = policies
+sys.modules[f"{__name__}.ppo_recurrent.ppo_recurrent"] = ppo_recurrent
+sys.modules[f"{__name__}.ppo_recurrent.policies"] = recurrent_policies
