@@ -30,6 +30,7 @@ export MEETING_POINT=$HOST:$((10000 + SLURM_JOB_ID % 20000))
 
 # Since Slurm 22.05 srun does not inherit --cpus-per-task: without it, all ranks of a machine would share one CPU.
 # `--rdzv-id` names the run. A job that starts again under this name continues from the newest checkpoint.
+# shellcheck disable=SC2016 # the quoted words are for the shell on each machine
 srun --cpus-per-task="$SLURM_CPUS_PER_TASK" bash -c '
     exec torchrun \
         --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node="$RANKS_PER_NODE" --max-restarts=3 \

@@ -55,6 +55,11 @@ class RankInfo:
     num_restarts: int = 0
     """Number of times that torchrun has restarted the job."""
 
+    @property
+    def can_be_restarted(self) -> bool:
+        """Whether a launcher has started this process, which may start it again after a death."""
+        return self.world_size > 1 or self.run_id is not None
+
     @classmethod
     def of_process(cls, variables: Mapping[str, str] = os.environ) -> Self:
         """Return the rank of this process from its environment variables.

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from lockstep.state.checkpoint import (
 from lockstep.state.sizes import claims_of
 from lockstep.state.trust import handed_in, without_signature
 from lockstep.tracking import RunFolder, RunFolderError
+from lockstep.tracking.rank_marks import RankMark, restart_reason
 from lockstep.tracking.records import leaves
 from lockstep.tracking.run_folder import CHECKPOINTS, CONFIG, find_run
 from lockstep.tracking.statistics import EpochStats, InfoStats
@@ -114,7 +115,12 @@ class Run:
 
         Whatever ends the run, `summary.json` and `curve.png` are written and the environments are closed.
         """
-        with self.folder.lock if self.is_writer else nullcontext():
+        rank_info = RankInfo.of_process()
+        with ExitStack() as while_training:
+            if self.is_writer:
+                while_training.enter_context(self.folder.lock)
+            if rank_info.can_be_restarted:
+                while_training.enter_context(RankMark(self.folder.path, rank_info.rank).training())
             return self._finish()
 
     def _finish(self) -> TrainResult:
@@ -171,6 +177,8 @@ class Run:
                 "evaluation": timing.test_time,
             },
             "update_seconds_by_stage": dict(update_seconds),
+            "num_restarts": len(self.folder.restarts),
+            "restarts": self.folder.restarts,
         }
 
         # The summary marks the run as ended, so it is written last: if the process is killed before, `resume` finishes
@@ -238,6 +246,8 @@ def prepare_run(
     with ExitStack() as on_failure:
         if reducer.rank == 0:
             on_failure.callback(shutil.rmtree, folder.path, ignore_errors=True)
+            if RankInfo.of_process().num_restarts:
+                folder.record_restart(0, "the ranks ended before the first checkpoint of their run")
         trainer = build_trainer(config, folder=folder, callbacks=callbacks, reducer=reducer)
         on_failure.callback(trainer.close)
         if init_checkpoint is not None:
@@ -449,10 +459,20 @@ class Resumption:
                 self.folder.restore_best(self.checkpoint, has_best=trainer.best_score is not None)
                 if self.changes:
                     self.folder.record_changes(self.config.named_options(), _history_entry(self.changes, self.step))
+            self._record_restart(reducer)
             on_failure.pop_all()
 
         trainer.stop_reason = self.end_reason
         return Run(trainer, self.folder, self.sources)
+
+    def _record_restart(self, reducer: Reducer) -> None:
+        """Write down and report why a job continues the run. Every rank must call it."""
+        rank_info = RankInfo.of_process()
+        if not rank_info.can_be_restarted:
+            return
+        ends = reducer.gather(RankMark(self.folder.path, rank_info.rank).last_end())
+        if reducer.rank == 0:
+            self.folder.record_restart(self.step, restart_reason(ends))
 
     def _restore(self, trainer: Trainer) -> None:
         """Load the checkpoint into the trainer."""

@@ -278,6 +278,28 @@ class RunFolder:
         self.info = info
         self.config = without_signature(config)
 
+    @property
+    def restarts(self) -> list[dict[str, Any]]:
+        """Restarts of the run by its job, the first one first: `step`, `time` and `reason` of each."""
+        return list(self.info.get("restarts", ()))
+
+    def record_restart(self, step: int, reason: str) -> None:
+        """Write to config.json that a job continues the run at a step, and report all restarts in a warning.
+
+        Raises `OSError`: config.json cannot be written, and stays as it was.
+        """
+        self.lock.check()
+        restart = {"step": step, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "reason": reason}
+        info = {**self.info, "restarts": [*self.restarts, restart]}
+        write_json(self.path / CONFIG, info)
+        self.info = info
+        times = "time" if len(self.restarts) == 1 else "times"
+        warnings.warn(
+            f"{self.path.name}: restarted {len(self.restarts)} {times}, now at step {step:,}: {reason}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
     def write_settings(self, config: Mapping[str, Any]) -> None:
         """Write the configuration with the defaults that were chosen when the trainer was built.
 

@@ -1,5 +1,7 @@
 """Ranks without Ray, in real processes: one process' parameters, restarts, faults, and the scripts that start them."""
 
+import contextlib
+import json
 import os
 import re
 import shutil
@@ -146,6 +148,7 @@ class TestRuns:
         assert text.count("PPO on CartPole-v1") == 2, text
         assert "the run's config.json" in text
         check_same(weights(two), weights(tmp_path))
+        check_restart(tmp_path, text, f"rank 1 (process {last} on ")
 
     def test_a_signal_to_one_rank_ends_all_after_the_same_update(self, tmp_path):
         words = [*WORDS, "--total-steps", "1_000_000", "--root", str(tmp_path)]
@@ -186,7 +189,8 @@ class TestRuns:
         lockstep.train("ppo", "CartPole-v1", root=tmp_path, **options)
         check_same(weights(two), weights(tmp_path))
 
-    def test_the_slurm_script_runs_on_two_nodes(self, two, tmp_path):
+    def test_the_slurm_script_restarts_four_ranks_on_two_nodes_after_a_kill(self, two, tmp_path):
+        """The script as a job has it, with two agents of torchrun. One rank is killed in the middle of the run."""
         script = Path(__file__).parents[2] / "examples/slurm/train.sh"
         tools = tmp_path / "bin"
         root = tmp_path / "runs"
@@ -202,14 +206,41 @@ class TestRuns:
         job = {
             "PATH": f"{tools}:{os.environ['PATH']}",
             "SLURM_JOB_ID": str(os.getpid()),
-            "SLURM_JOB_NAME": "two-nodes",
+            "SLURM_JOB_NAME": f"four-ranks-{os.getpid()}",
             "SLURM_JOB_NODELIST": "n[1-2]",
             "SLURM_JOB_NUM_NODES": "2",
-            "SLURM_CPUS_PER_TASK": "1",
+            "SLURM_CPUS_PER_TASK": "2",
         }
         words = [*WORDS[3:], "--device", "cpu", "--root", str(root)]
-        subprocess.run(["bash", str(script), *words], env=environment(**job), check=True, timeout=200)
-        check_same(weights(two), weights(root))
+        started = subprocess.Popen(
+            ["bash", str(script), *words], env=environment(**job), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, start_new_session=True,
+        )  # fmt: skip
+        try:
+            while not list(root.glob("*/checkpoints/step_*256/manifest.json")):
+                assert started.poll() is None, started.stdout.read()
+                time.sleep(0.02)
+            victim = next(root.glob("*/ranks/2.json"))
+            killed = int(json.loads(victim.read_text())["process"].split()[1])
+            os.kill(killed, signal.SIGKILL)
+            text = started.communicate(timeout=300)[0]
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)
+        assert started.returncode == 0, text
+        check_same(weights(two), weights(root), 1e-12)
+        check_restart(root, text, f"rank 2 (process {killed} on ")
+
+
+def check_restart(root, text, victim):
+    """Check that the summary counts one restart, and that Lockstep has named the rank that died."""
+    summary = json.loads(next(root.glob("*/summary.json")).read_text())
+    (restart,) = summary["restarts"]
+    assert summary["num_restarts"] == 1
+    assert restart["step"] in checkpoints(root)
+    assert restart["reason"].startswith(victim), restart
+    assert re.search(rf"restarted 1 time, now at step {restart['step']}: {re.escape(victim)}", text), text
+    assert not list(root.glob("*/ranks"))
 
 
 def place(rank, port=0, world_size=2):

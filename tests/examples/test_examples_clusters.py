@@ -1,8 +1,12 @@
-"""The scripts for Slurm and Kubernetes: run with stand-ins for the cluster's commands, they start runs that fit."""
+"""The scripts for Slurm and Kubernetes pass the checks of their own tools, and start runs that fit.
+
+The commands of a cluster are replaced by stand-ins that write down what they are asked for.
+"""
 
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,9 +19,12 @@ from lockstep.cli.commands import parse
 from lockstep.trainer.ranks import config_on_ranks
 
 yaml = pytest.importorskip("yaml")
+BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[2] / "examples"
 SLURM = ROOT / "slurm/train.sh"
 KUBERNETES = ROOT / "kubernetes/job.yaml"
+RAYJOB = ROOT / "kubernetes/rayjob.yaml"
+DOCKERFILE = ROOT / "kubernetes/Dockerfile"
 NODES, GPUS = 2, 4
 JOB = {
     "SLURM_JOB_ID": "4711",
@@ -82,8 +89,81 @@ def directives(script):
     return dict(re.findall(r"^#SBATCH --([\w-]+)=(.*)$", script.read_text(), re.MULTILINE))
 
 
-def test_bash_accepts_the_slurm_script():
+def check_with(tool, path):
+    """Check a file with a tool that `make setup-dev` installs."""
+    if not (BIN / tool).exists():
+        pytest.skip(f"{tool} is not installed: make setup-dev")
+    return subprocess.run([BIN / tool, path], capture_output=True, text=True)
+
+
+# -- Slurm ---
+
+
+COUNT = r"[1-9]\d*"
+SBATCH = {
+    "account": r"\w+",
+    "cpus-per-task": COUNT,
+    "dependency": r"singleton|(after|afterany|afterok|afternotok|aftercorr|afterburstbuffer):\d+(:\d+)*",
+    "gpus-per-node": rf"(\w+:)?{COUNT}",
+    "job-name": r"[\w.-]+",
+    "mem": rf"{COUNT}[KMGT]?",
+    "nodes": rf"{COUNT}(-{COUNT})?",
+    "ntasks-per-node": COUNT,
+    "open-mode": "append|truncate",
+    "output": r"([\w./-]|%[%\\AaJjNnstux])+",
+    "partition": r"[\w,]+",
+    "requeue": None,
+    "signal": r"([RB]{1,2}:)?(\d+|[A-Z]+\d?)(@\d{1,5})?",
+    "time": r"\d+(:\d\d){0,2}|\d+-\d\d?(:\d\d){0,2}",
+}
+"""Options of sbatch as its manual page has them, those of the script and its README: the form of the value, or None."""
+
+
+def test_shellcheck_and_bash_accept_the_slurm_script():
     subprocess.run(["bash", "-n", str(SLURM)], check=True)
+    done = check_with("shellcheck", SLURM)
+    assert done.returncode == 0, done.stdout
+
+
+def test_shellcheck_finds_an_unquoted_variable(tmp_path):
+    script = tmp_path / "train.sh"
+    script.write_text(SLURM.read_text().replace('"$SLURM_CPUS_PER_TASK"', "$SLURM_CPUS_PER_TASK"))
+    assert "SC2086" in check_with("shellcheck", script).stdout
+
+
+def wrong_directives(script):
+    """Yield the `#SBATCH` lines that sbatch refuses or does not read: it stops at the first command."""
+    seen_command = False
+    for line in script.splitlines():
+        if match := re.match(r"#SBATCH\s+(.*)", line):
+            option, has_value, value = match[1].removeprefix("--").partition("=")
+            form = SBATCH.get(option, "an unknown option")
+            is_right = not has_value if form is None else bool(has_value and re.fullmatch(form, value))
+            if seen_command or not is_right:
+                yield line
+        seen_command = seen_command or bool(line.strip() and not line.startswith("#"))
+
+
+def test_sbatch_knows_the_options_of_the_slurm_script():
+    assert list(wrong_directives(SLURM.read_text())) == []
+    assert len(directives(SLURM)) + 1 == SLURM.read_text().count("\n#SBATCH ")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--gpu-per-node=4",
+        "--time=4h",
+        "--mem=64GiB",
+        "--signal=B:USR1@5min",
+        "--requeue=yes",
+        "--nodes",
+        "--open-mode=a",
+    ],
+)
+def test_a_wrong_option_of_sbatch_is_found(line):
+    assert list(wrong_directives(f"#!/bin/bash\n#SBATCH {line}\nset -e\n")) == [f"#SBATCH {line}"]
+    assert list(wrong_directives("#!/bin/bash\nset -e\n#SBATCH --nodes=2\n")) == ["#SBATCH --nodes=2"]
 
 
 def test_the_slurm_script_asks_for_what_its_ranks_need():
@@ -124,6 +204,107 @@ def test_the_slurm_script_goes_back_into_the_queue_before_the_time_limit(cluster
         job.kill()
     asked = Path(cluster["ASKED"]).read_text().splitlines()
     assert asked[-2:] == ["scancel --signal=TERM 4711", "scontrol requeue 4711"]
+
+
+# -- Kubernetes ---
+
+
+RAY_JOB = {
+    *(
+        "activeDeadlineSeconds",
+        "backoffLimit",
+        "clusterSelector",
+        "deletionStrategy",
+        "entrypoint",
+        "entrypointNumCpus",
+    ),
+    *("entrypointNumGpus", "entrypointResources", "jobId", "managedBy", "metadata", "rayClusterSpec", "runtimeEnvYAML"),
+    *("shutdownAfterJobFinishes", "submissionMode", "submitterConfig", "submitterPodTemplate", "suspend"),
+    "ttlSecondsAfterFinished",
+}
+RAY_CLUSTER = {
+    *("autoscalerOptions", "enableInTreeAutoscaling", "gcsFaultToleranceOptions", "headGroupSpec"),
+    *("headServiceAnnotations", "managedBy", "rayVersion", "suspend", "workerGroupSpecs"),
+}
+HEAD_GROUP = {"enableIngress", "headService", "rayStartParams", "serviceType", "template"}
+WORKER_GROUP = {
+    *("groupName", "idleTimeoutSeconds", "maxReplicas", "minReplicas", "numOfHosts", "rayStartParams", "replicas"),
+    *("scaleStrategy", "suspend", "template"),
+}
+"""Fields of KubeRay's RayJob, `ray.io/v1`. Pod templates are Kubernetes' own."""
+
+
+def check_kubernetes(resource):
+    """Check a resource with the schema of the newest Kubernetes that the tool knows. Unknown fields are refused."""
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="make setup-dev installs it")
+    kubernetes_validate.validate(resource, kubernetes_validate.latest_version(), strict=True)
+
+
+def check_ray_job(job):
+    """Check the fields of a RayJob, and its pod templates with the schema of Kubernetes."""
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    assert set(job) == {"apiVersion", "kind", "metadata", "spec"}
+    cluster = job["spec"]["rayClusterSpec"]
+    groups = cluster["workerGroupSpecs"]
+    assert set(job["spec"]) <= RAY_JOB
+    assert set(cluster) <= RAY_CLUSTER
+    assert set(cluster["headGroupSpec"]) <= HEAD_GROUP
+    for group in groups:
+        assert set(group) <= WORKER_GROUP
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+    assert len({group["groupName"] for group in groups}) == len(groups)
+    for group in (cluster["headGroupSpec"], *groups):
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+        metadata = {"name": "pods"}
+        check_kubernetes(
+            {"apiVersion": "v1", "kind": "PodTemplate", "metadata": metadata, "template": group["template"]}
+        )
+
+
+def test_kubernetes_knows_every_field_of_the_job():
+    for resource in yaml.safe_load_all(KUBERNETES.read_text()):
+        check_kubernetes(resource)
+
+
+def test_kubernetes_refuses_a_wrong_field_and_a_wrong_value():
+    _, job = yaml.safe_load_all(KUBERNETES.read_text())
+    for change in ({"completion": 2}, {"completions": "two"}):
+        changed = {**job, "spec": {**job["spec"], **change}}
+        with pytest.raises(Exception, match=r"was unexpected|not of type"):
+            check_kubernetes(changed)
+
+
+def test_kuberay_knows_every_field_of_the_ray_job():
+    job = yaml.safe_load(RAYJOB.read_text())
+    check_ray_job(job)
+    (volume,) = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["volumes"]
+    volume["persistentVolumeClaims"] = volume.pop("persistentVolumeClaim")
+    with pytest.raises(Exception, match=r"was unexpected|not of type"):
+        check_ray_job(job)
+
+
+def test_the_ray_job_starts_the_run_that_its_groups_have_room_for():
+    spec = yaml.safe_load(RAYJOB.read_text())["spec"]
+    command = shlex.split(spec["entrypoint"])
+    train = parse(command[1:])
+    groups = {group["groupName"]: group for group in spec["rayClusterSpec"]["workerGroupSpecs"]}
+    assert command[0] == "lockstep"
+    assert (train.num_learners, train.num_env_runners) == (2, 4)
+    for name, place, number in (("learners", "learner_place", 2), ("env-runners", "runner_place", 4)):
+        places = json.loads(json.loads(groups[name]["rayStartParams"]["resources"]))
+        assert places[place] * groups[name]["minReplicas"] >= number
+    assert spec["rayClusterSpec"]["rayVersion"] in DOCKERFILE.read_text()
+
+
+def test_hadolint_accepts_the_dockerfile():
+    done = check_with("hadolint", DOCKERFILE)
+    assert done.returncode == 0, done.stdout
+
+
+def test_hadolint_refuses_a_dockerfile_without_a_version(tmp_path):
+    path = tmp_path / "Dockerfile"
+    path.write_text(re.sub(r"^FROM .*", "FROM rayproject/ray", DOCKERFILE.read_text(), flags=re.MULTILINE))
+    assert check_with("hadolint", path).returncode == 1
 
 
 def test_the_kubernetes_job_starts_one_rank_for_each_gpu(cluster):
