@@ -5,13 +5,14 @@ import sys
 from lockstep import __version__ as __version__
 from lockstep_sb3 import algorithms, policies, ppo_mask, ppo_recurrent
 from lockstep_sb3.algorithms import A2C, DDPG, DQN, PPO, QRDQN, SAC, TD3, TQC, TRPO, CrossQ
+from lockstep_sb3.ars import ARS
 from lockstep_sb3.common.recurrent import policies as recurrent_policies
 from lockstep_sb3.common.utils import get_system_info
 from lockstep_sb3.her import HerReplayBuffer
 from lockstep_sb3.ppo_mask import MaskablePPO
 from lockstep_sb3.ppo_recurrent import RecurrentPPO
 
-__all__ = ["A2C", "DDPG", "DQN", "PPO", "QRDQN", "SAC", "TD3", "TQC", "TRPO", "CrossQ", "MaskablePPO", "RecurrentPPO"]
+__all__ = ["A2C", "ARS", "DDPG", "DQN", "PPO", "QRDQN", "SAC", "TD3", "TQC", "TRPO", "CrossQ", "MaskablePPO", "RecurrentPPO"]
 __all__ += ["HerReplayBuffer", "get_system_info"]
 
 # Stable-Baselines3 and sb3-contrib have modules for each algorithm, such as `stable_baselines3.sac`,
