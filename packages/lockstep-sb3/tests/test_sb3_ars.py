@@ -113,8 +113,11 @@ def test_ars_logs_its_updates():
         def _on_rollout_start(self):
             logged.update(self.logger.name_to_value)
 
-    ARS("LinearPolicy", Copy(), n_delta=2, learning_rate=0.5).learn(200, callback=Read(), log_interval=None)
+    model = ARS("LinearPolicy", Copy(), n_delta=2, learning_rate=0.5).learn(200, callback=Read(), log_interval=None)
     assert logged["train/learning_rate"] == 0.5
+    model.learning_rate = 0.25
+    model.learn(200, callback=Read(), log_interval=None)
+    assert logged["train/learning_rate"] == 0.25
     assert {"train/iterations", "train/delta_std", "train/step_size", "rollout/return_std"} <= set(logged)
 
 

@@ -91,6 +91,9 @@ class ARS(BaseAlgorithm):
     def make_trainer(self, **options: Any) -> Any:
         return RandomSearchTrainer(self, options["train_collector"])
 
+    def update_trainer(self) -> None:
+        """Do nothing: the trainer reads the options of the model before each update."""
+
     def log_unit(self) -> int:
         return int(self.trainer.num_updates)
 
@@ -159,6 +162,7 @@ class RandomSearchTrainer:
     def training_step(self) -> tuple[CollectStats, None, None]:
         """Play the episodes of all candidates, and move the weights. Returns the last candidate's statistics."""
         model = self.model
+        model.before_update()
         delta_std = self.present_value(model.delta_std)
         learning_rate = self.present_value(model.learning_rate)
         weights = model.get_weights()
