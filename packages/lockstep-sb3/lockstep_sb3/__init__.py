@@ -13,7 +13,7 @@ from lockstep_sb3.ppo_mask import MaskablePPO
 from lockstep_sb3.ppo_recurrent import RecurrentPPO
 
 __all__ = ["A2C", "ARS", "DDPG", "DQN", "PPO", "QRDQN", "SAC", "TD3", "TQC", "TRPO", "CrossQ", "MaskablePPO"]
-__all__ += ["RecurrentPPO", "HerReplayBuffer", "get_system_info"]
+__all__ += ["HerReplayBuffer", "RecurrentPPO", "get_system_info"]
 
 # Stable-Baselines3 and sb3-contrib have modules for each algorithm, such as `stable_baselines3.sac`,
 # `stable_baselines3.sac.sac` and `stable_baselines3.sac.policies`.
