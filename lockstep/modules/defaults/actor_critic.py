@@ -205,7 +205,11 @@ class RecurrentActorCriticModule(DefaultActorCriticModule):
     """
 
     encoder: MemoryEncoder  # type: ignore[assignment]
-    value_encoder: MemoryEncoder | MemorylessEncoder | SharedMemoryLayers | None  # type: ignore[assignment]
+    value_encoder: Any
+    """`MemoryEncoder`, `MemorylessEncoder` or `SharedMemoryLayers` of the state value. None: the policy's encoder is
+    used, or there is no value function."""
+    shares_memory = False
+    """True if the state value reads the policy's memory, and has separate layers above it."""
 
     def make_value_encoder(  # type: ignore[override]
         self, space: Space[Any], config: ModelConfig
@@ -213,6 +217,7 @@ class RecurrentActorCriticModule(DefaultActorCriticModule):
         if config.value_memory == "none":
             return MemorylessEncoder(space, replace(config, noisy_sigma=None))
         if config.value_memory == "shared":
+            self.shares_memory = True
             return SharedMemoryLayers(self.encoder.memory.output_size, config)
         return self.make_encoder(space, config)
 
@@ -256,7 +261,7 @@ class RecurrentActorCriticModule(DefaultActorCriticModule):
         features = self.encoder.hidden_layers(remembered)
         if self.value_encoder is None:
             return features, features, state
-        if isinstance(self.value_encoder, SharedMemoryLayers):
+        if self.shares_memory:
             # The value's loss does not change what the policy remembers.
             return features, self.value_encoder(remembered.detach()), state
 

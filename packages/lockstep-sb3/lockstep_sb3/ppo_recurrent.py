@@ -10,7 +10,7 @@ import numpy as np
 
 from lockstep.data import DEFAULT_MODULE_ID
 from lockstep.modules import is_image
-from lockstep.tracking.statistics import CollectStatsBase, TrainingStats
+from lockstep.tracking import CollectStatsBase, TrainingStats
 from lockstep.trainer import OnpolicyTrainer
 from lockstep_sb3.algorithms import PPO
 from lockstep_sb3.common.recurrent.policies import CnnLstmPolicy, MlpLstmPolicy, MultiInputLstmPolicy
