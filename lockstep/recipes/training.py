@@ -15,7 +15,7 @@ from lockstep.options.checks import check_whole
 from lockstep.options.section import settings_by_path
 from lockstep.recipes import Recipe, find_recipe
 from lockstep.recipes.families import Family, find_family
-from lockstep.runs.run import TrainResult, prepare_run
+from lockstep.runs.run import TrainResult, prepare_run, progress_displays
 from lockstep.trainer.build import rescale_schedules
 from lockstep.trainer.callbacks import Callback
 
@@ -184,6 +184,7 @@ def train(
     callbacks: Sequence[Callback] = (),
     settings: Mapping[str, Any] | None = None,
     init_from: str | Path | None = None,
+    progress: bool = False,
 ) -> TrainResult:
     """Train an agent, and return its policy, the history and the run's folder.
 
@@ -202,6 +203,8 @@ def train(
         settings: further options by path, `{"training.lr": 1e-3}`, or nested, `{"training": {"lr": 1e-3}}`.
         init_from: a run or a checkpoint whose weights and connector statistics are used at the beginning. Everything
             else is new.
+        progress: whether to show the progress: a live display in a terminal or a notebook, which there has a picture of
+            the returns, and lines of text elsewhere.
 
     Raises:
         ValueError: a name is unknown. The message suggests the closest one.
@@ -217,5 +220,8 @@ def train(
     sources = run_settings.sources
     if init_from is not None:
         sources.append(f"weights of {init_from}")
-    run = prepare_run(run_settings.config, root, callbacks=callbacks, init_from=init_from, sources=sources)
+    config = run_settings.config
+    run = prepare_run(
+        config, root, callbacks=[*progress_displays(progress, config), *callbacks], init_from=init_from, sources=sources
+    )
     return run.finish()

@@ -19,7 +19,7 @@ from lockstep.cluster.torchrun import RankInfo
 from lockstep.envs.make import name_of_env
 from lockstep.export.exported import CHECKPOINT
 from lockstep.learner.many.reduction import Reducer
-from lockstep.options.checks import check_whole
+from lockstep.options.checks import check_flags, check_whole
 from lockstep.options.schedules import ConfiguredValueWarning
 from lockstep.options.section import settings_by_path
 from lockstep.policy.policy import Policy
@@ -41,6 +41,7 @@ from lockstep.tracking.run_folder import CHECKPOINTS, CONFIG, find_run
 from lockstep.tracking.statistics import EpochStats, InfoStats
 from lockstep.trainer.build import RunLength, Trainer, build_trainer, rescale_schedules, take_lock
 from lockstep.trainer.callbacks import Callback
+from lockstep.trainer.display import ProgressDisplay
 from lockstep.trainer.ranks import config_on_ranks, find_run_of_job, join
 from lockstep.trainer.run_state import REPLAY
 
@@ -266,6 +267,7 @@ def resume(
     drop_damaged_replay: bool = False,
     trust: bool = False,
     take_over: bool = False,
+    progress: bool = False,
 ) -> TrainResult:
     """Continue a run from its newest intact checkpoint, with the same bits as if it had not been interrupted.
 
@@ -286,6 +288,7 @@ def resume(
             made does not need it.
         take_over: Whether to take the run from another process that is training it. That process ends with an error at
             its next write.
+        progress: Whether to show the progress, as `lockstep.train` does.
 
     Raises:
         ValueError: an option cannot change in a run, the run has more steps than `total_steps`, or no checkpoint is
@@ -303,8 +306,18 @@ def resume(
             drop_damaged_replay=drop_damaged_replay,
             trust=trust,
         )
-        run = resumption.build(callbacks, take_over=take_over)
+        displays = progress_displays(progress, resumption.config)
+        run = resumption.build([*displays, *callbacks], take_over=take_over)
     return run.finish()
+
+
+def progress_displays(progress: bool, config: AlgorithmConfig) -> list[ProgressDisplay]:
+    """Return the display of a run as a list of callbacks. It is empty without `progress`, and on ranks above 0."""
+    check_flags(progress=progress)
+    if not progress or RankInfo.of_process().rank:
+        return []
+    env = name_of_env(config.environment.env)
+    return [ProgressDisplay(title=f"{config.algorithm.upper()} on {env}, seed {config.debugging.seed}")]
 
 
 def find_policy(path: str | Path, *, last: bool = False) -> Path:

@@ -1,14 +1,15 @@
-"""`ProgressDisplay`: progress of a run as a live display on a terminal, or as one line per epoch."""
+"""`ProgressDisplay`: progress of a run as a live display on a terminal or in a notebook, or as one line per epoch."""
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lockstep.state.markup import number_text
 from lockstep.tracking.statistics import CollectStats, EpochStats, TrainingStats
 from lockstep.trainer.callbacks import Callback, CollectEnd, EpochEnd, EvaluationEnd, RunEnd, RunStart, UpdateEnd
+from lockstep.trainer.notebook import NotebookScreen, ReturnCurve, draw_returns, is_notebook
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,13 +40,27 @@ class Progress(NamedTuple):
         return clock_text(steps_left / self.speed)
 
 
+class Screen(Protocol):
+    """Live display that is being shown."""
+
+    def refresh(self) -> None:
+        """Redraw the display."""
+
+    def stop(self) -> None:
+        """Draw the display for the last time, and leave it."""
+
+
 class ProgressDisplay(Callback):
     """Callback that shows steps, steps per second, returns, episode lengths, losses and the remaining time.
 
+    A notebook also gets a picture of the returns, if matplotlib is installed.
+
     Args:
-        console: console of the library rich. By default one on stdout is made.
+        console: console of the library rich. By default one on stdout is made; in a notebook, the cell's output is
+            used.
         live: whether to redraw one display. If not, a line is printed for each epoch, and for each evaluation that is
-            not the one at the end of an epoch. Defaults to whether the console is a terminal.
+            not the one at the end of an epoch. Defaults to whether the console is a terminal, or the program runs in a
+            notebook.
         title: text above the live display.
     """
 
@@ -55,8 +70,8 @@ class ProgressDisplay(Callback):
         """Text below the live display."""
         self._console = console
         self._live_option = live
-        self._live: Any = None
-        """The live display of the library rich, while it is on the screen."""
+        self._live: Screen | None = None
+        """The live display, while it is on the screen."""
         self._total = 0
         self._is_offline = False
         self._started = 0.0
@@ -71,6 +86,8 @@ class ProgressDisplay(Callback):
         """Best score, and the step of its evaluation."""
         self._pending_line = ""
         """Line of the last evaluation. It is dropped if the line of its epoch follows, which contains the same."""
+        self._training_curve = ReturnCurve()
+        self._evaluation_curve = ReturnCurve()
 
     @property
     def is_live(self) -> bool:
@@ -93,10 +110,6 @@ class ProgressDisplay(Callback):
     # -- events ---
 
     def on_run_start(self, event: RunStart) -> None:
-        # `import lockstep` must not load rich.
-        from rich.console import Console
-        from rich.live import Live
-
         trainer = event.trainer
         self._total = trainer.steps_in_all
         self._is_offline = trainer.train_collector is None
@@ -104,16 +117,40 @@ class ProgressDisplay(Callback):
         self._first_step = event.position
         self._step = event.position
 
+        self._training_curve = ReturnCurve()
+        self._evaluation_curve = ReturnCurve()
+        for epoch in trainer.history:  # of a run that is resumed
+            position = epoch.info_stat.train_step or epoch.info_stat.gradient_step
+            if epoch.train_collect_stat is not None:
+                _add_point(self._training_curve, position, epoch.train_collect_stat)
+            if epoch.test_collect_stat is not None:
+                _add_point(self._evaluation_curve, position, epoch.test_collect_stat)
+
+        self._live = self._open_screen()
+
+    def _open_screen(self) -> Screen | None:
+        """Show the live display, and return it. None if lines are printed instead."""
+        if self._live_option is False:
+            return None
+        if self._console is None and is_notebook():
+            return NotebookScreen(self._render, self._draw_picture)
+
+        # `import lockstep` must not load rich.
+        from rich.console import Console
+        from rich.live import Live
+
         self._console = self._console or Console(markup=False, highlight=False, emoji=False)
-        is_live = self._console.is_terminal if self._live_option is None else self._live_option
-        if is_live:
-            self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._render)
-            self._live.start(refresh=True)
+        if self._live_option is None and not self._console.is_terminal:
+            return None
+        live = Live(console=self._console, auto_refresh=False, get_renderable=self._render)
+        live.start(refresh=True)
+        return live
 
     def on_collect_end(self, event: CollectEnd) -> None:
         self._step = event.position
         if len(event.stats.returns):
             self._train = event.stats
+        _add_point(self._training_curve, event.position, event.stats)
         self._draw()
 
     def on_update_end(self, event: UpdateEnd) -> None:
@@ -126,6 +163,7 @@ class ProgressDisplay(Callback):
         """Show the returns. Their line is delayed, because the line of the epoch may contain them."""
         self._print_pending_line()
         self._test = event.stats
+        _add_point(self._evaluation_curve, event.position, event.stats)
         if event.is_best:
             self._best = (event.score, event.position)
         self._draw()
@@ -146,7 +184,7 @@ class ProgressDisplay(Callback):
             live.refresh()
             live.stop()
 
-    # -- text ---
+    # -- text and picture ---
 
     def line(self, epoch: EpochStats) -> str:
         """Return the statistics of an epoch as a line of text."""
@@ -189,6 +227,10 @@ class ProgressDisplay(Callback):
             self._drawn_at = time.monotonic()
             self._live.refresh()
 
+    def _draw_picture(self) -> bytes | None:
+        """Return the picture of the returns for a notebook; None if it cannot be drawn."""
+        return draw_returns(self._training_curve, self._evaluation_curve, self._total)
+
     def _render(self) -> Any:
         """Return the live display: title, progress bar, returns, losses and note."""
         from rich.console import Group
@@ -229,6 +271,12 @@ def clock_text(seconds: float) -> str:
     if hours:
         return f"{hours}:{minutes:02}:{seconds_left:02}"
     return f"{minutes}:{seconds_left:02}"
+
+
+def _add_point(curve: ReturnCurve, step: int, stats: CollectStats) -> None:
+    """Add the mean return of the episodes that have ended, if there are any."""
+    if stats.returns_stat is not None and stats.returns_stat.mean is not None:
+        curve.add(step, stats.returns_stat.mean)
 
 
 def _episodes_text(stats: CollectStats) -> str:
