@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -13,6 +14,8 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event as StopEvent
 from types import TracebackType
 from typing import Any, Self
+
+from gymnasium.vector.utils import CloudpickleWrapper
 
 from lockstep.runs.run import Run
 from lockstep.trainer.callbacks import Callback, Event, Stop
@@ -143,7 +146,7 @@ class _Process:
             OSError: the process has ended.
         """
         try:
-            self.channel.send(task.call)
+            self.channel.send(_sendable(task.call))
         except OSError:
             raise
         except Exception as error:
@@ -309,6 +312,15 @@ class ProcessPool:
         self._ending = [ending for ending in self._ending if ending.process.is_alive()]
 
 
+def _sendable(call: tuple[Callable[..., Any], tuple[Any, ...]]) -> object:
+    """Return a function and its arguments in a form that a process of the pool can read."""
+    # A new process imports the file of a script, and finds its classes there. A notebook or an interactive session has
+    # no file, so its classes and functions are sent with their code.
+    if hasattr(sys.modules["__main__"], "__file__"):
+        return call
+    return CloudpickleWrapper(call)
+
+
 def _serve(channel: Connection, stop: StopEvent, is_reused: bool) -> None:
     """Run tasks in a process of the pool until the pool closes the channel."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -317,12 +329,13 @@ def _serve(channel: Connection, stop: StopEvent, is_reused: bool) -> None:
         value: Any = None
         error: BaseException | None = None
         try:
-            function, arguments = channel.recv()
+            received = channel.recv()
         except (EOFError, OSError):
             return
         except Exception as receive_error:  # the function or an argument cannot be unpickled in this process
             error = receive_error
         else:
+            function, arguments = received.fn if isinstance(received, CloudpickleWrapper) else received
             try:
                 value = function(*arguments, worker)
             # BaseException: a task reports with KeyboardInterrupt that it was stopped, and an environment may call

@@ -17,6 +17,7 @@ from lockstep.tracking.statistics import (
 )
 from lockstep.trainer.callbacks import CollectEnd, EpochEnd, EvaluationEnd, RunEnd, RunStart, UpdateEnd
 from lockstep.trainer.display import Progress, ProgressDisplay, clock_text
+from lockstep.trainer.notebook import MAX_POINTS, ReturnCurve, draw_returns
 
 TRAIN = CollectStats(2, 500, 0.5, returns=(10.0, 20.0), lens=(10, 20))
 TEST = CollectStats(2, 60, 0.1, returns=(30.0, 30.0), lens=(30, 30))
@@ -25,7 +26,7 @@ UPDATE = TrainingStats(
     8,
     {name: SequenceSummaryStats.from_sequence([1.5]) for name in ("policy_loss", "entropy", "total_loss", "lr")},
 )
-TRAINER = SimpleNamespace(steps_in_all=1000, train_collector=object())
+TRAINER = SimpleNamespace(steps_in_all=1000, train_collector=object(), history=[])
 
 
 def play(display: ProgressDisplay) -> None:
@@ -107,3 +108,22 @@ def test_display_of_several_seeds_is_plain_lines_elsewhere(capsys: pytest.Captur
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (61, "1:01"), (3725, "1:02:05")])
 def test_display_clock(seconds: float, text: str) -> None:
     assert clock_text(seconds) == text
+
+
+def test_curve_of_a_long_run_is_merged_and_keeps_its_mean() -> None:
+    curve = ReturnCurve()
+    for step in range(5_000):
+        curve.add(step, 2.0 * step)
+    assert MAX_POINTS // 2 <= len(curve.steps) <= MAX_POINTS
+    assert curve.returns == [2 * step for step in curve.steps]
+    assert curve.steps == sorted(curve.steps)
+    assert curve.steps[-1] > 4_950
+
+
+def test_picture_of_returns_is_a_png_and_none_before_the_first_return() -> None:
+    training = ReturnCurve()
+    assert draw_returns(training, ReturnCurve(), 1000) is None
+    training.add(100, 20.0)
+    picture = draw_returns(training, ReturnCurve(), 1000)
+    assert picture is not None
+    assert picture.startswith(b"\x89PNG")

@@ -143,3 +143,22 @@ def test_a_whole_configuration_of_a_file_is_stretched_from_its_own_length():
     assert same.training.lr == [[0, 1e-3], [20_000, 0.0]]
     longer = find_settings("ppo", "CartPole-v1", file=file, options={"reporting.total_steps": 100_000}).config
     assert longer.training.lr == [[0, 1e-3], [100_000, 0.0]]
+
+
+def test_progress_prints_lines_where_there_is_no_terminal(tmp_path, capsys):
+    options = {"num_envs": 2, "recipe": False, "settings": {"training.train_batch_size": 256}}
+    first = lockstep.train("ppo", "CartPole-v1", total_steps=256, root=tmp_path, **options)
+    assert "steps/s" not in capsys.readouterr().out
+    lockstep.resume(first.path, total_steps=512, progress=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("512/512 steps")
+    lockstep.train("ppo", "CartPole-v1", total_steps=256, root=tmp_path, progress=True, **options)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("/")[0].strip() for line in lines] == ["0", "256"]
+    assert "evaluation return" in lines[-1]
+
+
+def test_progress_that_is_no_flag_is_refused_before_a_folder_is_made(tmp_path):
+    with pytest.raises(ValueError, match="progress='bar' is not allowed; it must be True or False"):
+        lockstep.train("ppo", "CartPole-v1", total_steps=256, root=tmp_path, progress="bar")
+    assert list(tmp_path.iterdir()) == []

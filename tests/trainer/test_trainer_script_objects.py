@@ -122,6 +122,24 @@ def test_another_script_that_hands_its_objects_in_goes_on_bit_for_bit(runs):
     run_script(folder, "go_on.py", OBJECTS + RESUMES, runs["whole"], runs["full"])
 
 
+SEEDS = """
+from lockstep.runs import SeedEnded, run_seeds
+events = list(run_seeds(config(128), [1], root="seeds"))
+(ended,) = [event for event in events if isinstance(event, SeedEnded)]
+assert ended.error == "", ended.error
+"""
+
+
+@pytest.mark.long
+def test_classes_without_a_file_are_sent_to_the_processes_of_seeds(tmp_path):
+    """As in a notebook: the text is executed from the command line, so a process cannot import it."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(lockstep.__file__).parents[1])}
+    done = run_python(["-c", OBJECTS + SEEDS], cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "seeds").iterdir()
+    assert json.loads((run / "summary.json").read_text())["train_step"] == 128
+
+
 def fails(call):
     with pytest.raises(NotHandedInError) as caught:
         call()
