@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event as StopEvent
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from gymnasium.vector.utils import CloudpickleWrapper
 
@@ -318,7 +318,8 @@ def _sendable(call: tuple[Callable[..., Any], tuple[Any, ...]]) -> object:
     # no file, so its classes and functions are sent with their code.
     if hasattr(sys.modules["__main__"], "__file__"):
         return call
-    return CloudpickleWrapper(call)
+    # The wrapper's type says that it holds functions, but it takes any object.
+    return CloudpickleWrapper(cast("Any", call))
 
 
 def _serve(channel: Connection, stop: StopEvent, is_reused: bool) -> None:
@@ -335,7 +336,8 @@ def _serve(channel: Connection, stop: StopEvent, is_reused: bool) -> None:
         except Exception as receive_error:  # the function or an argument cannot be unpickled in this process
             error = receive_error
         else:
-            function, arguments = received.fn if isinstance(received, CloudpickleWrapper) else received
+            call: Any = received.fn if isinstance(received, CloudpickleWrapper) else received
+            function, arguments = call
             try:
                 value = function(*arguments, worker)
             # BaseException: a task reports with KeyboardInterrupt that it was stopped, and an environment may call

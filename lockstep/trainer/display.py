@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from lockstep.state.markup import number_text
 from lockstep.tracking.statistics import CollectStats, EpochStats, TrainingStats
 from lockstep.trainer.callbacks import Callback, CollectEnd, EpochEnd, EvaluationEnd, RunEnd, RunStart, UpdateEnd
-from lockstep.trainer.notebook import NotebookScreen, ReturnCurve, draw_returns, is_notebook
+from lockstep.trainer.notebook import NotebookScreen, ReturnPicture, is_notebook
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,8 +86,7 @@ class ProgressDisplay(Callback):
         """Best score, and the step of its evaluation."""
         self._pending_line = ""
         """Line of the last evaluation. It is dropped if the line of its epoch follows, which contains the same."""
-        self._training_curve = ReturnCurve()
-        self._evaluation_curve = ReturnCurve()
+        self._picture = ReturnPicture()
 
     @property
     def is_live(self) -> bool:
@@ -117,14 +116,13 @@ class ProgressDisplay(Callback):
         self._first_step = event.position
         self._step = event.position
 
-        self._training_curve = ReturnCurve()
-        self._evaluation_curve = ReturnCurve()
+        self._picture = ReturnPicture(self._total)
         for epoch in trainer.history:  # of a run that is resumed
             position = epoch.info_stat.train_step or epoch.info_stat.gradient_step
             if epoch.train_collect_stat is not None:
-                _add_point(self._training_curve, position, epoch.train_collect_stat)
+                self._picture.training.add_mean(position, epoch.train_collect_stat)
             if epoch.test_collect_stat is not None:
-                _add_point(self._evaluation_curve, position, epoch.test_collect_stat)
+                self._picture.evaluation.add_mean(position, epoch.test_collect_stat)
 
         self._live = self._open_screen()
 
@@ -133,7 +131,7 @@ class ProgressDisplay(Callback):
         if self._live_option is False:
             return None
         if self._console is None and is_notebook():
-            return NotebookScreen(self._render, self._draw_picture)
+            return NotebookScreen(self._render, self._picture.png)
 
         # `import lockstep` must not load rich.
         from rich.console import Console
@@ -150,7 +148,7 @@ class ProgressDisplay(Callback):
         self._step = event.position
         if len(event.stats.returns):
             self._train = event.stats
-        _add_point(self._training_curve, event.position, event.stats)
+        self._picture.training.add_mean(event.position, event.stats)
         self._draw()
 
     def on_update_end(self, event: UpdateEnd) -> None:
@@ -163,7 +161,7 @@ class ProgressDisplay(Callback):
         """Show the returns. Their line is delayed, because the line of the epoch may contain them."""
         self._print_pending_line()
         self._test = event.stats
-        _add_point(self._evaluation_curve, event.position, event.stats)
+        self._picture.evaluation.add_mean(event.position, event.stats)
         if event.is_best:
             self._best = (event.score, event.position)
         self._draw()
@@ -184,7 +182,7 @@ class ProgressDisplay(Callback):
             live.refresh()
             live.stop()
 
-    # -- text and picture ---
+    # -- text ---
 
     def line(self, epoch: EpochStats) -> str:
         """Return the statistics of an epoch as a line of text."""
@@ -227,10 +225,6 @@ class ProgressDisplay(Callback):
             self._drawn_at = time.monotonic()
             self._live.refresh()
 
-    def _draw_picture(self) -> bytes | None:
-        """Return the picture of the returns for a notebook; None if it cannot be drawn."""
-        return draw_returns(self._training_curve, self._evaluation_curve, self._total)
-
     def _render(self) -> Any:
         """Return the live display: title, progress bar, returns, losses and note."""
         from rich.console import Group
@@ -271,12 +265,6 @@ def clock_text(seconds: float) -> str:
     if hours:
         return f"{hours}:{minutes:02}:{seconds_left:02}"
     return f"{minutes}:{seconds_left:02}"
-
-
-def _add_point(curve: ReturnCurve, step: int, stats: CollectStats) -> None:
-    """Add the mean return of the episodes that have ended, if there are any."""
-    if stats.returns_stat is not None and stats.returns_stat.mean is not None:
-        curve.add(step, stats.returns_stat.mean)
 
 
 def _episodes_text(stats: CollectStats) -> str:

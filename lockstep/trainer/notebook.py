@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from lockstep.tracking.statistics import CollectStats
+
 MAX_POINTS = 400
 """Largest number of points of a curve. More cannot be distinguished, and would take longer to draw."""
 TEXT_WIDTH = 110
@@ -43,6 +45,11 @@ class ReturnCurve:
         self._pending: list[tuple[float, float]] = []
         """Values that are not a point yet."""
 
+    def add_mean(self, step: int, stats: CollectStats) -> None:
+        """Add the mean return of the episodes that have ended, if there are any."""
+        if stats.returns_stat is not None and stats.returns_stat.mean is not None:
+            self.add(step, stats.returns_stat.mean)
+
     def add(self, step: int, value: float) -> None:
         """Add the mean return at a step."""
         self._pending.append((step, value))
@@ -62,6 +69,55 @@ class ReturnCurve:
 def _means_of_pairs(values: list[float]) -> list[float]:
     """Return the means of neighbouring pairs. An odd value at the end is dropped."""
     return [(first + second) / 2 for first, second in zip(values[::2], values[1::2], strict=False)]
+
+
+class ReturnPicture:
+    """Picture of the returns of training and evaluation over the steps of a run.
+
+    Args:
+        total_steps: Number of steps in the whole run.
+    """
+
+    def __init__(self, total_steps: int = 1) -> None:
+        self.training = ReturnCurve()
+        self.evaluation = ReturnCurve()
+        self._total_steps = max(1, total_steps)
+
+    def png(self) -> bytes | None:
+        """Return the picture as a PNG file; None before the first return, and if matplotlib is not installed."""
+        if not self.training.steps and not self.evaluation.steps:
+            return None
+        try:
+            from matplotlib.backends.backend_agg import FigureCanvasAgg
+            from matplotlib.figure import Figure
+            from matplotlib.ticker import EngFormatter
+        except ImportError:
+            return None
+
+        figure = Figure(figsize=PICTURE_INCHES, layout="constrained")
+        FigureCanvasAgg(figure)  # without pyplot, so that the figures of the user's own cells are not touched
+        axes = figure.subplots()
+        if self.training.steps:
+            axes.plot(self.training.steps, self.training.returns, color="#56B4E9", linewidth=1, label="training")
+        if self.evaluation.steps:
+            axes.plot(
+                self.evaluation.steps,
+                self.evaluation.returns,
+                color="#0072B2",
+                marker="o",
+                markersize=4,
+                label="evaluation",
+            )
+        axes.set_xlim(0, self._total_steps)
+        axes.set_xlabel("steps")
+        axes.set_ylabel("mean return")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False, loc="upper left")
+
+        file = io.BytesIO()
+        figure.savefig(file, format="png", dpi=PICTURE_DPI)
+        return file.getvalue()
 
 
 class NotebookScreen:
@@ -123,36 +179,3 @@ class NotebookScreen:
         code = '<pre style="line-height: 1.2; margin: 0">{code}</pre>'
         html = console.export_html(inline_styles=True, code_format=code)
         return {"text/plain": text, "text/html": f"{html}{self._picture}"}
-
-
-def draw_returns(training: ReturnCurve, evaluation: ReturnCurve, total_steps: int) -> bytes | None:
-    """Return a picture of returns over the steps of a run as a PNG file.
-
-    It is None if there is no return yet, or if matplotlib is not installed.
-    """
-    if not training.steps and not evaluation.steps:
-        return None
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import EngFormatter
-    except ImportError:
-        return None
-
-    figure = Figure(figsize=PICTURE_INCHES, layout="constrained")
-    FigureCanvasAgg(figure)  # without pyplot, so that the figures of the user's own cells are not touched
-    axes = figure.subplots()
-    if training.steps:
-        axes.plot(training.steps, training.returns, color="#56B4E9", linewidth=1, label="training")
-    if evaluation.steps:
-        axes.plot(evaluation.steps, evaluation.returns, color="#0072B2", marker="o", markersize=4, label="evaluation")
-    axes.set_xlim(0, max(1, total_steps))
-    axes.set_xlabel("steps")
-    axes.set_ylabel("mean return")
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False, loc="upper left")
-
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=PICTURE_DPI)
-    return file.getvalue()

@@ -17,7 +17,7 @@ from lockstep.tracking.statistics import (
 )
 from lockstep.trainer.callbacks import CollectEnd, EpochEnd, EvaluationEnd, RunEnd, RunStart, UpdateEnd
 from lockstep.trainer.display import Progress, ProgressDisplay, clock_text
-from lockstep.trainer.notebook import MAX_POINTS, ReturnCurve, draw_returns
+from lockstep.trainer.notebook import MAX_POINTS, ReturnCurve, ReturnPicture
 
 TRAIN = CollectStats(2, 500, 0.5, returns=(10.0, 20.0), lens=(10, 20))
 TEST = CollectStats(2, 60, 0.1, returns=(30.0, 30.0), lens=(30, 30))
@@ -121,9 +121,9 @@ def test_curve_of_a_long_run_is_merged_and_keeps_its_mean() -> None:
 
 
 def test_picture_of_returns_is_a_png_and_none_before_the_first_return() -> None:
-    training = ReturnCurve()
-    assert draw_returns(training, ReturnCurve(), 1000) is None
-    training.add(100, 20.0)
-    picture = draw_returns(training, ReturnCurve(), 1000)
-    assert picture is not None
-    assert picture.startswith(b"\x89PNG")
+    picture = ReturnPicture(1000)
+    assert picture.png() is None
+    picture.training.add(100, 20.0)
+    png = picture.png()
+    assert png is not None
+    assert png.startswith(b"\x89PNG")
