@@ -223,8 +223,8 @@ def page_lines(results: Mapping[str, Result]) -> Iterator[str]:
         "# Gallery",
         "",
         "What the recipes learn in less than ten minutes. Each was trained once, by the command that is shown. The",
-        "curve is the mean return of the evaluations, with the deviation over their episodes. The video shows some frames",
-        "of an episode of the best policy. Times are those of one thread on a machine that did other work as well.",
+        "curve is the mean return of the evaluations, with the deviation over their episodes. The video shows some",
+        "frames of an episode of the best policy. Times are those of one thread on a busy machine.",
         "",
         "`python docs/gallery.py` makes this page. Several seeds of every recipe: [results](results.md).",
     )
