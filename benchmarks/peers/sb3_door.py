@@ -23,6 +23,7 @@ relative to `FOLDER`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -56,6 +57,8 @@ def main() -> None:
 
     os.environ.update(ENVIRONMENT)
     importlib.import_module("stable_baselines3" if options.library == "sb3" else "lockstep_sb3")  # before the forks
+    with contextlib.suppress(ImportError):
+        importlib.import_module("ale_py")  # registers the Atari games
     errors = check_names(options) if options.what == "names" else run_all(options)
     summary = summarize(errors, options)
     print("\n".join(summary))

@@ -1,7 +1,8 @@
 """Run programs written for Stable-Baselines3: the blocks of its documentation, Python files, and notebooks.
 
-Every program is shortened in the same way for both libraries (few steps, no window), and runs in a forked process
-with an empty working folder. For `lockstep_sb3`, only the imports are changed.
+Every program is changed in the same way for both libraries: few steps, no window, and gymnasium with its present
+environments in place of gym. For `lockstep_sb3`, the imports are changed too, and nothing else. Each program runs in a
+forked process with an empty working folder.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ IMPORT = re.compile(r"^(\s*(?:from|import)\s+)(?:stable_baselines3|sb3_contrib)\
 ATTRIBUTE = re.compile(r"\b(?:stable_baselines3|sb3_contrib)(?=\.\w)")
 CELL = "# %%"
 """Line above each cell of a notebook's code, as editors have it."""
+GYM = re.compile(r"^(\s*)import gym(?: as gym)?[ \t]*(?:#.*)?$", re.MULTILINE)
+GYM_MODULE = re.compile(r"^(\s*(?:from|import)\s+)gym(?=[. ])", re.MULTILINE)
 BLOCK = re.compile(r"^[ ]*```python\n(.*?)^[ ]*```", re.MULTILINE | re.DOTALL)
 
 
@@ -139,6 +142,12 @@ def with_imports(text: str, library: str) -> str:
     return ATTRIBUTE.sub("lockstep_sb3", text)  # after `import stable_baselines3.common`
 
 
+def with_gymnasium(text: str) -> str:
+    """Return a program with the imports of `gym`, which Stable-Baselines3 has left, changed to `gymnasium`."""
+    text = GYM.sub(r"\1import gymnasium as gym", text)
+    return GYM_MODULE.sub(r"\1gymnasium", text)
+
+
 # -- shortening programs ---
 
 
@@ -197,7 +206,7 @@ def at_most(value: ast.expr, limit: int) -> ast.expr:
 
 def shortened(text: str) -> str:
     """Return a shortened program."""
-    tree = Shortener().visit(ast.parse(text))
+    tree = Shortener().visit(ast.parse(with_gymnasium(text)))
     return ast.unparse(ast.fix_missing_locations(tree))
 
 

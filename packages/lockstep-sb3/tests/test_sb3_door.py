@@ -105,6 +105,7 @@ def test_notebooks_run_without_magics(door_command, tmp_path):
         "!pip install \\\n  nothing\n%matplotlib inline",
         RUNS,
         "if model:\n    !ls",
+        "import gym  # of the time before gymnasium\nfrom gym import spaces\ngym.make('CartPole-v1')",
         "from __future__ import annotations\ndisplay(model)",
     ]
     for name, extra in {"good.ipynb": [], "bad.ipynb": ["1 / 0"]}.items():
