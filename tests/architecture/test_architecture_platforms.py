@@ -23,8 +23,10 @@ for name in ("SIGKILL", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGXFSZ", "p
     delattr(signal, name)
 
 # What Lockstep stands on has code of its own for each system, and this is the one for Linux.
-import gymnasium, filelock, multiprocessing.spawn, numba, optuna, rich.live, safetensors.torch, torch, tyro
+import gymnasium, filelock, multiprocessing.popen_fork, multiprocessing.spawn, numba, optuna, rich.live, safetensors.torch, torch, tyro
 import torch._dynamo, torch.distributed, tempfile
+
+multiprocessing.popen_fork.Popen.kill = multiprocessing.popen_fork.Popen.terminate  # Windows has one for both
 
 os_names = (
     "fork forkpty sched_getaffinity sched_yield getuid geteuid getgid killpg setsid memfd_create posix_fallocate pread "
