@@ -23,8 +23,8 @@ for name in ("SIGKILL", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGXFSZ", "p
     delattr(signal, name)
 
 # What Lockstep stands on has code of its own for each system, and this is the one for Linux.
-import gymnasium, filelock, multiprocessing.popen_fork, multiprocessing.spawn, numba, optuna, rich.live, safetensors.torch, torch, tyro
-import torch._dynamo, torch.distributed, tempfile
+import gymnasium, filelock, numba, optuna, rich.live, safetensors.torch, tempfile, tyro
+import multiprocessing.popen_fork, multiprocessing.spawn, torch, torch._dynamo, torch.distributed
 
 multiprocessing.popen_fork.Popen.kill = multiprocessing.popen_fork.Popen.terminate  # Windows has one for both
 
