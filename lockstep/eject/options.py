@@ -195,6 +195,8 @@ def _check_sac(training: Any, exploration: dict[str, Any]) -> None:
         raise EjectError("training.alpha=0 cannot be ejected; a positive number or 'auto' can")
     if isinstance(exploration.get("sigma"), list | tuple):
         raise EjectError(f"env_runners.exploration_config={exploration} cannot be ejected; give a number for sigma")
+    if "mean" in exploration or "weights" in exploration:
+        raise EjectError(f"env_runners.exploration_config={exploration} cannot be ejected; leave out mean and weights")
 
 
 def checked_spaces(config: AlgorithmConfig) -> tuple[str, spaces.Box, spaces.Box | spaces.Discrete]:

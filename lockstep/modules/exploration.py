@@ -35,8 +35,8 @@ RANDOM_BONUS = np.float32(1e8)
 but not the number that forbids an action (-1e9)."""
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "epsilon": ("epsilon",),
-    "normal": ("scale",),
-    "ou": ("sigma", "theta", "dt"),
+    "normal": ("scale", "mean", "weights"),
+    "ou": ("sigma", "theta", "dt", "mean", "weights"),
     "gsde": ("sample_freq", "log_std_init"),
     "noisy": ("sigma",),
 }
@@ -112,27 +112,49 @@ class GaussianNoise(Exploration):
     Args:
         scale: Standard deviation: a number, or a schedule over sampled environment steps.
         num_actions: Number of action dimensions A.
+        mean: Means `[A]` of the dimensions. Defaults to 0.
+        weights: Factors `[A]` of the standard deviation. Defaults to 1.
     """
 
     draws_on_device = True
 
-    def __init__(self, scale: ScheduleLike, num_actions: int) -> None:
+    def __init__(
+        self,
+        scale: ScheduleLike,
+        num_actions: int,
+        mean: Sequence[float] | None = None,
+        weights: Sequence[float] | None = None,
+    ) -> None:
         self.scale = Schedule(scale, "exploration_noise")
         self.num_actions = num_actions
+        self.mean = _dimensions("mean", mean, num_actions)
+        self.weights = _dimensions("weights", weights, num_actions)
 
     def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> Noise:
         """Draw `[*leading_shape, num_actions]` with the deviation at `step`. `ValueError` if it is negative."""
-        return _normal(rng, (*leading_shape, self.num_actions), self.scale, step)
+        noise = _normal(rng, (*leading_shape, self.num_actions), self.scale, step)
+        if self.weights is not None:
+            noise *= self.weights
+        if self.mean is not None:
+            noise += self.mean
+        return noise
 
     def level(self, step: int) -> float:
         return _deviation(self.scale, step)
 
     def draw_on_device(self, num_rows: int, level: Tensor, generator: torch.Generator) -> Tensor:
-        return torch.randn(num_rows, self.num_actions, generator=generator, device=level.device) * level
+        noise = torch.randn(num_rows, self.num_actions, generator=generator, device=level.device) * level
+        if self.weights is not None:
+            noise = noise * torch.as_tensor(self.weights, device=level.device)
+        if self.mean is not None:
+            noise = noise + torch.as_tensor(self.mean, device=level.device)
+        return noise
 
 
 class OrnsteinUhlenbeckNoise(Exploration):
-    """Noise that is correlated in time: `x += -theta * x * dt + sigma * sqrt(dt) * N(0, 1)`, with 0 before an episode.
+    """Noise that is correlated in time: `x += theta * (mean - x) * dt + sigma * sqrt(dt) * N(0, 1)`.
+
+    It is 0 before an episode.
 
     Lillicrap et al. 2016, https://arxiv.org/abs/1509.02971, section 3 and its supplement (theta 0.15, sigma 0.2).
     Without a collector's state, every number is the first one of an episode.
@@ -140,20 +162,36 @@ class OrnsteinUhlenbeckNoise(Exploration):
     Args:
         num_actions: Number of action dimensions A.
         sigma: Scale of the random part: a number, or a schedule over sampled environment steps.
-        theta: Rate at which the noise returns to 0.
+        theta: Rate at which the noise returns to the mean.
         dt: Length of a step.
+        mean: Means `[A]` of the dimensions. Defaults to 0.
+        weights: Factors `[A]` of sigma. Defaults to 1.
     """
 
-    def __init__(self, num_actions: int, sigma: ScheduleLike = 0.2, theta: float = 0.15, dt: float = 1.0) -> None:
+    def __init__(
+        self,
+        num_actions: int,
+        sigma: ScheduleLike = 0.2,
+        theta: float = 0.15,
+        dt: float = 1.0,
+        mean: Sequence[float] | None = None,
+        weights: Sequence[float] | None = None,
+    ) -> None:
         self.sigma = Schedule(sigma, "sigma")
         self.num_actions = num_actions
         self.theta = float(theta)
         self.dt = float(dt)
+        self.mean = _dimensions("mean", mean, num_actions)
+        self.weights = _dimensions("weights", weights, num_actions)
 
     def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> Noise:
         """Draw the random part of each step, `[*leading_shape, num_actions]`."""
         noise = _normal(rng, (*leading_shape, self.num_actions), self.sigma, step)
         noise *= np.float32(math.sqrt(self.dt))
+        if self.weights is not None:
+            noise *= self.weights
+        if self.mean is not None:
+            noise += self.mean * np.float32(self.theta * self.dt)
         return noise
 
     def initial_state(self, num_envs: int) -> State:
@@ -319,6 +357,18 @@ def _normal(rng: np.random.Generator, shape: Sequence[int], schedule: Schedule, 
     return noise
 
 
+def _dimensions(name: str, values: Sequence[float] | None, num_actions: int) -> np.ndarray | None:
+    """Return one number for each action dimension, float32 `[A]`; None for None. `ValueError` for another length."""
+    if values is None:
+        return None
+    if len(values) != num_actions:
+        raise ValueError(
+            f"env_runners.exploration_config[{name!r}]={values!r} is not allowed; it must have {num_actions} numbers, "
+            "one for each action dimension"
+        )
+    return np.asarray(values, np.float32)
+
+
 def _deviation(schedule: Schedule, step: int) -> float:
     """Return the standard deviation of a schedule at `step`. `ValueError` if it is negative."""
     scale = schedule(step)
@@ -336,6 +386,8 @@ def check_exploration(name: str, options: Mapping[str, Any]) -> None:
             raise ValueError(f"{path}={value!r} is not allowed for exploration={name!r}; {known}")
         if option in ("epsilon", "scale") or (option == "sigma" and name == "ou"):
             _check_schedule(path, value, most=1.0 if option == "epsilon" else math.inf)
+        elif option in ("mean", "weights"):
+            _check_dimensions(path, value, least=0.0 if option == "weights" else -math.inf)
         elif option == "sample_freq":
             check_whole(path, value, 1, optional=True)
         else:
@@ -358,6 +410,14 @@ def _check_schedule(path: str, value: ScheduleLike, *, most: float) -> None:
     if not all(0.0 <= number <= most for number in numbers):
         limit = " and at most 1" if most == 1 else ""
         raise ValueError(f"{path}={value!r} is not allowed; it must be at least 0{limit}")
+
+
+def _check_dimensions(path: str, value: object, *, least: float) -> None:
+    """Check that a value is a list of finite numbers that are at least `least`."""
+    numbers = value if isinstance(value, list | tuple) else []
+    if not numbers or not all(is_number(each) and math.isfinite(each) and each >= least for each in numbers):
+        limit = "" if math.isinf(least) else f", at least {least:g}"
+        raise ValueError(f"{path}={value!r} is not allowed; it must be a list of finite numbers{limit}")
 
 
 def make_exploration(
@@ -403,9 +463,11 @@ def make_exploration(
 
     num_actions = math.prod(space.shape)
     default_scale = SCALE if exploration_noise is None else exploration_noise
-    noise: Exploration = GaussianNoise(options.get("scale", default_scale), num_actions)
+    noise: Exploration
     if name == "ou":
         noise = OrnsteinUhlenbeckNoise(num_actions, **options)
+    else:
+        noise = GaussianNoise(num_actions=num_actions, **{"scale": default_scale, **options})
     return noise if exploration_noise is not None else AddedNoise(module.action_dist_cls, noise)
 
 

@@ -46,7 +46,8 @@ class EnvRunnersSection(Section[ConfigT]):
     algorithm."""
     exploration_config: dict[str, Any] = option(factory=dict)
     """Options of the exploration method by name: `epsilon` of "epsilon"; `scale` of "normal"; `sigma`, `theta`, `dt` of
-    "ou"; `sample_freq`, `log_std_init` of "gsde"; `sigma` of "noisy"."""
+    "ou"; `mean` and `weights` of both, one number for each action dimension; `sample_freq`, `log_std_init` of "gsde";
+    `sigma` of "noisy"."""
     step_timeout: float | None = option(None, gt=0)
     """Longest time in seconds that a step of an environment in its own process may take. Defaults to no limit."""
     sample_timeout_s: float = option(60.0, gt=0)

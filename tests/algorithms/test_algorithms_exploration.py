@@ -74,6 +74,8 @@ def test_what_an_algorithm_has_no_use_for_is_refused_by_name(algorithm, kind):
     ("algorithm", "kind", "options", "words"),
     [
         ("sac", "ou", {"sigm": 0.1}, r"exploration_config\['sigm'\].*'sigma'"),
+        ("sac", "ou", {"mean": 0.1}, r"exploration_config\['mean'\]=0.1.*list"),
+        ("td3", "normal", {"weights": [-1.0]}, r"exploration_config\['weights'\].*at least 0"),
         ("ppo", "gsde", {"sample_freq": 0}, "sample_freq"),
         ("dqn", None, {"epsilon": 0.1}, "exploration_config.*needs env_runners.exploration"),
         ("dqn", "epsilon", {"epsilon": 2.0}, "at most 1"),

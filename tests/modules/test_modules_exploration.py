@@ -66,6 +66,24 @@ def test_a_schedule_moves_the_deviation():
     np.testing.assert_allclose(half, 0.5 * first)
 
 
+def test_noise_has_a_mean_and_a_deviation_for_each_dimension():
+    rng = np.random.default_rng
+    plain = GaussianNoise(0.5, 2).draw_noise(rng(0), (1000,), 0)
+    noise = GaussianNoise(0.5, 2, mean=[1.0, -1.0], weights=[1.0, 0.1])
+    np.testing.assert_allclose(noise.draw_noise(rng(0), (1000,), 0), plain * [1.0, 0.1] + [1.0, -1.0], rtol=1e-4)
+    on_device = noise.draw_on_device(2000, torch.tensor(0.5), torch.Generator().manual_seed(0))
+    np.testing.assert_allclose(on_device.mean(0), [1.0, -1.0], atol=0.05)
+    np.testing.assert_allclose(on_device.std(0), [0.5, 0.05], rtol=0.1)
+
+    process = OrnsteinUhlenbeckNoise(2, sigma=1.0, theta=0.5, dt=0.25, mean=[8.0, 0.0], weights=[0.0, 1.0])
+    state = process.initial_state(1)
+    first, second = process.draw_noise(rng(0), (2, 1), 0)
+    x = process.advance(first, state, np.ones(1, bool), generators()).copy()
+    np.testing.assert_allclose(x[:, 0], 8.0 * 0.125)  # 0 + theta * (8 - 0) * dt, without a random part
+    x = process.advance(second, state, np.zeros(1, bool), generators())
+    np.testing.assert_allclose(x[:, 0], 1.0 + 0.125 * (8.0 - 1.0))
+
+
 def test_added_noise_moves_drawn_actions_within_their_bounds():
     dist = ActionDist(MOVES, squashed=True)
     exploration = AddedNoise(dist, GaussianNoise(5.0, 2))

@@ -16,7 +16,7 @@ from lockstep_sb3 import A2C, DDPG, DQN, PPO, QRDQN, SAC, TD3, TQC, TRPO, CrossQ
 from lockstep_sb3.common.callbacks import BaseCallback
 from lockstep_sb3.common.env_util import make_vec_env
 from lockstep_sb3.common.evaluation import evaluate_policy
-from lockstep_sb3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
+from lockstep_sb3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise, VectorizedActionNoise
 from lockstep_sb3.common.off_policy_algorithm import OffPolicyAlgorithm
 from lockstep_sb3.common.on_policy_algorithm import OnPolicyAlgorithm
 from lockstep_sb3.common.torch_layers import BaseFeaturesExtractor
@@ -318,6 +318,41 @@ def test_off_policy_logs_by_episodes(capsys):
     assert capsys.readouterr().out.count("rollout/ep_rew_mean") == 2  # 10 episodes of 10 steps
 
 
+class OwnNoise(NormalActionNoise):
+    """Noise of a program's own."""
+
+
+def test_action_noise_has_a_mean_and_a_deviation_for_each_dimension(tmp_path):
+    class Two(Aim):
+        def __init__(self) -> None:
+            super().__init__()
+            self.action_space = spaces.Box(-2.0, 2.0, (2,))
+
+    normal = NormalActionNoise(mean=np.array([0.5, 0.0]), sigma=np.array([0.1, 0.4]))
+    model = TD3("MlpPolicy", Two(), action_noise=VectorizedActionNoise(normal, 1), policy_kwargs=SMALL)
+    found = model.config.env_runners.exploration_config
+    assert found == {"scale": 0.4, "weights": [0.25, 1.0], "mean": [0.5, 0.0]}
+    model.save(tmp_path / "model")
+    assert TD3.load(tmp_path / "model", env=Two()).learn(110).config.env_runners.exploration_config == found
+    process = OrnsteinUhlenbeckActionNoise(np.array([0.5, 0.0]), np.array([0.1, 0.4]), dt=0.5)
+    options = SAC("MlpPolicy", Two(), action_noise=process, policy_kwargs=SMALL).config.env_runners.exploration_config
+    assert options == {"sigma": 0.4, "theta": 0.15, "dt": 0.5, "weights": [0.25, 1.0], "mean": [0.5, 0.0]}
+
+
+def test_noise_that_a_program_calls_has_its_mean_and_deviation():
+    np.random.seed(0)  # noqa: NPY002
+    normal = NormalActionNoise(mean=np.ones(2), sigma=np.array([0.0, 0.5]))
+    drawn = np.stack([normal() for _ in range(2000)])
+    np.testing.assert_allclose(drawn.mean(0), [1.0, 1.0], atol=0.05)
+    np.testing.assert_allclose(drawn.std(0), [0.0, 0.5], atol=0.05)
+    still = OrnsteinUhlenbeckActionNoise(mean=np.ones(1), sigma=np.zeros(1), theta=0.5, dt=0.5)
+    np.testing.assert_allclose([still()[0], still()[0]], [0.25, 0.4375])
+    several = VectorizedActionNoise(still, 2)
+    assert several().shape == (2, 1)
+    several.reset([1])
+    np.testing.assert_allclose(several()[:, 0], [0.4375, 0.25])
+
+
 REFUSED = [
     (lambda: PPO("LstmPolicy", Copy()), "LstmPolicy"),
     (lambda: PPO("MlpPolicy", Copy(), policy_kwargs={"net_arch": {"pi": [8], "vf": [16]}}), "net_arch"),
@@ -328,7 +363,7 @@ REFUSED = [
     (lambda: SAC("MlpPolicy", Aim(), use_sde=True, use_sde_at_warmup=True), "use_sde_at_warmup"),
     (lambda: SAC("MlpPolicy", Aim(), replay_buffer_class=dict), "replay_buffer_class"),
     (lambda: SAC("MlpPolicy", Aim(), replay_buffer_kwargs={"colour": 1}), "colour"),
-    (lambda: TD3("MlpPolicy", Aim(), action_noise=NormalActionNoise(np.ones(1), np.ones(1))), "mean"),
+    (lambda: TD3("MlpPolicy", Aim(), action_noise=OwnNoise(np.zeros(1), np.ones(1))), "OwnNoise"),
     (lambda: PPO("MlpPolicy", Picture()), "CnnPolicy"),
     (lambda: TRPO("MlpPolicy", Copy(), sub_sampling_factor=2), "sub_sampling_factor"),
     (lambda: CrossQ("MlpPolicy", Aim(), policy_kwargs={"batch_norm_eps": 0.1}), "batch_norm_eps"),

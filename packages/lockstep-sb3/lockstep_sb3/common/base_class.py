@@ -703,8 +703,12 @@ def _callables(value: Any) -> Iterator[Any]:
 
 def _write_option(name: str, value: Any) -> Any:
     """Return an option as plain data. A schedule that is a function is saved by its values at `PROGRESS_POINTS`."""
-    if isinstance(value, noise.NormalActionNoise):
-        return {"noise": type(value).__name__, **vars(value)}
+    if isinstance(value, noise.VectorizedActionNoise):
+        value = value.base_noise
+    if isinstance(value, NOISE_CLASSES):
+        settings = {each.name: getattr(value, each.name) for each in fields(value) if each.name != "dtype"}
+        settings = {key: np.asarray(part).tolist() for key, part in settings.items()}
+        return {"noise": type(value).__name__, **settings}
     if callable(value) and not isinstance(value, type):
         return {"progress": [float(value(remaining)) for remaining in PROGRESS_POINTS]}
     return to_plain(name, value)

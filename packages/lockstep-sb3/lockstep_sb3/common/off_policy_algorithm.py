@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from dataclasses import dataclass
@@ -16,7 +17,12 @@ from lockstep.tracking import CollectStatsBase, TrainingStats
 from lockstep.trainer import OffpolicyTrainer
 from lockstep_sb3.common.base_class import BaseAlgorithm, option
 from lockstep_sb3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
-from lockstep_sb3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
+from lockstep_sb3.common.noise import (
+    ActionNoise,
+    NormalActionNoise,
+    OrnsteinUhlenbeckActionNoise,
+    VectorizedActionNoise,
+)
 from lockstep_sb3.her import GoalSelectionStrategy, HerReplayBuffer
 
 HER_OPTIONS = ("n_sampled_goal", "goal_selection_strategy", "copy_info_dict")
@@ -47,7 +53,7 @@ class OffPolicyAlgorithm(BaseAlgorithm):
     batch_size: int = option(256, "training.train_batch_size")
     train_freq: int | tuple[int, str] = 1
     gradient_steps: int = 1
-    action_noise: NormalActionNoise | None = None
+    action_noise: ActionNoise | None = None
     replay_buffer_class: type[ReplayBuffer] | None = None
     replay_buffer_kwargs: dict[str, Any] | None = None
     optimize_memory_usage: bool = option(False, "replay.ignore_obs_next")
@@ -112,16 +118,31 @@ class OffPolicyAlgorithm(BaseAlgorithm):
         if kwargs:
             self.refuse(f"replay_buffer_kwargs={kwargs}", "these have no counterpart")
 
-    def _set_noise(self, config: Any, noise: NormalActionNoise) -> None:
+    def _set_noise(self, config: Any, action_noise: Any) -> None:
         """Set the exploration that `action_noise` describes."""
-        sigmas = np.unique(np.asarray(noise.sigma, float)).tolist()
-        if np.any(np.asarray(noise.mean)) or len(sigmas) != 1:
-            self.refuse(f"action_noise={noise}", "its mean is 0, and sigma the same in all directions")
+        noise = action_noise.base_noise if isinstance(action_noise, VectorizedActionNoise) else action_noise
+        # The type itself: a program's own subclass may draw other numbers.
+        if type(noise) not in (NormalActionNoise, OrnsteinUhlenbeckActionNoise):
+            self.refuse(
+                f"action_noise={action_noise!r}",
+                "give NormalActionNoise, OrnsteinUhlenbeckActionNoise or several of them",
+            )
+        size = math.prod(self.action_space.shape)
+        sigma = np.broadcast_to(np.asarray(noise.sigma, float).ravel(), size)
+        mean = np.broadcast_to(np.asarray(noise.mean, float).ravel(), size)
+        scale = float(sigma.max())
+        options: dict[str, Any] = {}
+        if scale and np.any(sigma != scale):
+            options["weights"] = (sigma / scale).tolist()
+        if mean.any():
+            options["mean"] = mean.tolist()
         if isinstance(noise, OrnsteinUhlenbeckActionNoise):
-            options = {"sigma": sigmas[0], "theta": noise.theta, "dt": noise.dt}
+            if noise.initial_noise is not None and np.any(noise.initial_noise):
+                self.refuse(f"initial_noise={noise.initial_noise!r}", "the noise starts at 0 in each episode")
+            options |= {"sigma": scale, "theta": noise.theta, "dt": noise.dt}
             config.env_runners(exploration="ou", exploration_config=options)
         else:
-            config.env_runners(exploration="normal", exploration_config={"scale": sigmas[0]})
+            config.env_runners(exploration="normal", exploration_config={"scale": scale, **options})
 
     def make_buffer(self) -> LockstepBuffer:
         connectors = self.lockstep.acting[DEFAULT_MODULE_ID].connectors
