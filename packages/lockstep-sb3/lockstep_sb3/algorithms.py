@@ -13,6 +13,8 @@ from lockstep_sb3.common.on_policy_algorithm import OnPolicyAlgorithm
 from lockstep_sb3.common.type_aliases import Schedule
 from lockstep_sb3.common.utils import ChangingSchedule, ConstantSchedule, LinearSchedule
 
+SMALLEST_CLIP_RANGE = 1e-9
+"""Clip range in place of 0, which Lockstep refuses."""
 BATCH_NORM = {"batch_norm_momentum": 0.01, "batch_norm_eps": 0.001, "renorm_warmup_steps": 100_000}
 """Settings of CrossQ's batch renormalisation, which are constants in Lockstep."""
 
@@ -47,6 +49,12 @@ class PPO(_ActorCritic):
     clip_range: Rate = option(0.2, "training.clip_param")
     clip_range_vf: Rate | None = None
     target_kl: float | None = option(None, "training.target_kl")
+
+    def __post_init__(self) -> None:
+        # Programs load a model with a clip range of 0 only to act with it.
+        if self.clip_range == 0:
+            self.clip_range = SMALLEST_CLIP_RANGE
+        super().__post_init__()
 
     def set_options(self, config: Any, kwargs: dict[str, Any]) -> None:
         super().set_options(config, kwargs)

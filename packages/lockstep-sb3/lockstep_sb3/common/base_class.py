@@ -8,7 +8,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -61,6 +61,13 @@ NOT_WATCHED = frozenset(
     {"policy", "env", "verbose", "tensorboard_log", "stats_window_size", "seed", "_init_setup_model"}
 )
 """Options that are read when they are needed, and may change at any time."""
+NOT_SAVED = frozenset({"policy", "env", "_init_setup_model", "device", "tensorboard_log"})
+"""Options that a file does not contain."""
+NEVER_SAVED = NOT_SAVED | {
+    *("replay_buffer", "rollout_buffer", "_vec_normalize_env", "_logger", "_custom_logger", "logger", "ep_info_buffer"),
+    *("ep_success_buffer", "_last_obs", "_last_episode_starts", "_last_original_obs"),
+}
+"""Attributes that no file contains, so that a program may exclude them."""
 KINDS = {"features_extractor_class": NETWORK, "activation_fn": NETWORK, "optimizer_class": OPTIMIZER}
 """Kinds of the classes that a file may name in `policy_kwargs`."""
 STEPS_SAMPLED = "num_env_steps_sampled_lifetime"
@@ -603,13 +610,28 @@ class BaseAlgorithm(ABC):
 
     # -- files ---
 
-    def save(self, path: str | Path, exclude: Sequence[str] = (), include: Sequence[str] = ()) -> None:
-        """Save options, networks and optimizers as a checkpoint in a zip file, `<path>.zip`. Nothing is pickled."""
-        if exclude or include:
-            raise ValueError(f"exclude={exclude!r}, include={include!r} are not there; a file has all but environments")
+    def save(
+        self, path: str | Path, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None
+    ) -> None:
+        """Save options, networks and optimizers as a checkpoint in a zip file, `<path>.zip`. Nothing is pickled.
+
+        Args:
+            path: Path of the file, with or without its suffix.
+            exclude: Options that are not saved, so that `load` takes their defaults. Environments, buffers and the
+                logger are never saved.
+            include: Options to save in any case.
+
+        Raises:
+            ValueError: A name is not of an option.
+        """
         path = Path(path) if Path(path).suffix else Path(f"{path}.zip")
-        not_saved = ("policy", "env", "_init_setup_model", "device", "tensorboard_log")
-        options = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in not_saved}
+        names = {each.name for each in fields(self)} - NOT_SAVED
+        for argument, given, others in (("exclude", exclude, NEVER_SAVED), ("include", include, frozenset())):
+            unknown = set(given or ()) - names - others
+            if unknown:
+                raise ValueError(f"{argument}={sorted(unknown)} are not options that a file has: {sorted(names)}")
+        names -= set(exclude or ()) - set(include or ())
+        options = {name: getattr(self, name) for name in sorted(names)}
         spaces_by_name = {"observation_space": self.observation_space, "action_space": self.action_space}
         about = {
             "class": to_plain("the algorithm", type(self))["__import__"],

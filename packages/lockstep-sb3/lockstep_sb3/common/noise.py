@@ -60,6 +60,8 @@ class OrnsteinUhlenbeckActionNoise(ActionNoise):
     dtype: Any = np.float32
 
     def __post_init__(self) -> None:
+        self.noise_prev: np.ndarray
+        """Noise of the last step."""
         self.reset()
 
     def __call__(self) -> np.ndarray:
@@ -72,7 +74,6 @@ class OrnsteinUhlenbeckActionNoise(ActionNoise):
     def reset(self) -> None:
         start = np.zeros_like(self.mean, float) if self.initial_noise is None else self.initial_noise
         self.noise_prev = np.asarray(start, float)
-        """Noise of the last step."""
 
 
 class VectorizedActionNoise(ActionNoise):
