@@ -318,6 +318,21 @@ def test_off_policy_logs_by_episodes(capsys):
     assert capsys.readouterr().out.count("rollout/ep_rew_mean") == 2  # 10 episodes of 10 steps
 
 
+def test_excluded_options_have_their_defaults_after_loading(tmp_path):
+    model = made("a2c", gamma=0.5, learning_rate=0.1)
+    model.save(tmp_path / "model", exclude=["gamma", "replay_buffer", "env"], include=["learning_rate"])
+    loaded = A2C.load(tmp_path / "model")
+    assert (loaded.gamma, loaded.learning_rate) == (0.99, 0.1)
+
+
+def test_a_model_may_be_loaded_to_act_with_a_clip_range_of_0(tmp_path):
+    made("ppo").save(tmp_path / "model")
+    for clip_range in (0, lambda left: 0.0):
+        objects = {"learning_rate": 0.0, "lr_schedule": lambda left: 0.0, "clip_range": clip_range}
+        model = PPO.load(tmp_path / "model", custom_objects=objects)
+        assert model.predict(np.zeros(1, np.float32))[0] in (0, 1)
+
+
 class OwnNoise(NormalActionNoise):
     """Noise of a program's own."""
 
@@ -368,7 +383,8 @@ REFUSED = [
     (lambda: TRPO("MlpPolicy", Copy(), sub_sampling_factor=2), "sub_sampling_factor"),
     (lambda: CrossQ("MlpPolicy", Aim(), policy_kwargs={"batch_norm_eps": 0.1}), "batch_norm_eps"),
     (lambda: PPO("CnnPolicy", Picture(), policy_kwargs={"features_extractor_kwargs": {"wings": 2}}), "wings"),
-    (lambda: made("a2c").save("model", exclude=["env"]), "exclude"),
+    (lambda: made("a2c").save("model", exclude=["wings"]), "exclude"),
+    (lambda: made("a2c").save("model", include=["env"]), "include"),
 ]
 
 
