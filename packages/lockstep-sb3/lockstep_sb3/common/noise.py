@@ -17,7 +17,7 @@ class ActionNoise(ABC):
     def __call__(self) -> np.ndarray:
         """Return the noise of one step, drawn by NumPy's global random numbers."""
 
-    def reset(self) -> None:
+    def reset(self) -> None:  # noqa: B027 - noise without a memory has nothing to do
         """Begin an episode."""
 
 
