@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
@@ -50,3 +51,10 @@ def test_files_that_the_public_ci_names_exist():
     named = re.findall(r"(?:^|\s)((?:\.ci|tests)/\S+)", "\n".join(commands))
     assert ".ci/run" in named
     assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
+def test_the_release_job_installs_what_tests_need():
+    """The files of settings of all tests import these packages; Lockstep itself comes from the wheel that is tested."""
+    (command,) = [step["run"] for step in steps_of("release") if "pip install" in step.get("run", "")]
+    needed = {Requirement(text).name for text in PROJECT["optional-dependencies"]["test"]}
+    assert set(command.partition("pip install ")[2].split()) == needed | {"build"}
