@@ -8,6 +8,7 @@ from typing import Any
 
 from lockstep_sb3.common.base_class import Rate, option
 from lockstep_sb3.common.live_options import set_live_option
+from lockstep_sb3.common.log_names import TRPO_METRICS, MetricNames
 from lockstep_sb3.common.off_policy_algorithm import OffPolicyAlgorithm
 from lockstep_sb3.common.on_policy_algorithm import OnPolicyAlgorithm
 from lockstep_sb3.common.type_aliases import Schedule
@@ -73,6 +74,13 @@ class PPO(_ActorCritic):
         if callable(self.clip_range_vf):
             set_live_option(self.config, self.learner, "training.vf_clip_param", self._present_clip_range_vf)
 
+    def scheduled_values(self) -> dict[str, float]:
+        training: Any = self.config.training
+        values = {**super().scheduled_values(), "train/clip_range": self.at_present(training.clip_param)}
+        if self._present_clip_range_vf is not None:
+            values["train/clip_range_vf"] = self._present_clip_range_vf
+        return values
+
 
 @dataclass(eq=False, repr=False)
 class A2C(_ActorCritic):
@@ -92,6 +100,12 @@ class A2C(_ActorCritic):
         super().set_options(config, kwargs)
         if self.use_rms_prop and "optimizer_class" not in (self.policy_kwargs or {}):
             config.training(optimizer="rmsprop", optimizer_kwargs={"alpha": 0.99, "eps": self.rms_prop_eps})
+
+    @property
+    def metric_names(self) -> MetricNames:
+        names = {**super().metric_names, "policy_loss": ("policy_loss", 1.0)}
+        del names["total_loss"]
+        return names
 
 
 @dataclass(eq=False, repr=False)
@@ -119,6 +133,10 @@ class TRPO(OnPolicyAlgorithm):
         steps_per_update = math.ceil(self.n_steps * self.n_envs / self.batch_size)
         config.training(num_epochs=self.n_critic_updates * steps_per_update)
         config.rl_module(model_config={"vf_share_layers": False})
+
+    @property
+    def metric_names(self) -> MetricNames:
+        return TRPO_METRICS
 
 
 # -- off-policy ---
@@ -175,6 +193,9 @@ class _EpsilonGreedy(OffPolicyAlgorithm):
     def exploration_rate(self) -> float:
         """Present probability of a random action."""
         return self.exploration_schedule(self._current_progress_remaining)
+
+    def scheduled_values(self) -> dict[str, float]:
+        return {"rollout/exploration_rate": self.exploration_rate}
 
 
 @dataclass(eq=False, repr=False)
@@ -245,6 +266,12 @@ class TQC(_SoftActorCritic):
         super().set_options(config, kwargs)
         config.training(num_quantiles=kwargs.pop("n_quantiles", 25))
 
+    @property
+    def metric_names(self) -> MetricNames:
+        # The mean over the critics, where Lockstep has their sum.
+        num_critics = self.config.rl_module.model_config.num_critics
+        return {**super().metric_names, "critic_loss": ("critic_loss", 1.0 / num_critics)}
+
 
 @dataclass(eq=False, repr=False)
 class CrossQ(_SoftActorCritic):
@@ -283,6 +310,11 @@ class TD3(OffPolicyAlgorithm):
     def set_options(self, config: Any, kwargs: dict[str, Any]) -> None:
         super().set_options(config, kwargs)
         config.training(exploration_noise=0.0)
+
+    @property
+    def metric_names(self) -> MetricNames:
+        # The squared error, where Lockstep has half of it.
+        return {**super().metric_names, "critic_loss": ("critic_loss", 2.0)}
 
 
 @dataclass(eq=False, repr=False)

@@ -305,7 +305,7 @@ def test_verbose_prints_and_tensorboard_counts_its_runs(tmp_path, capsys):
     model = A2C("MlpPolicy", Copy(), verbose=1, tensorboard_log=str(tmp_path), policy_kwargs=SMALL)
     model.learn(50, log_interval=5)
     printed = capsys.readouterr().out
-    for name in ("rollout/ep_rew_mean", "time/total_timesteps", "train/policy_gradient_loss", "train/value_loss"):
+    for name in ("ep_rew_mean", "total_timesteps", "policy_loss", "value_loss"):
         assert name in printed
     model.learn(50, log_interval=5, reset_num_timesteps=False)
     model.learn(50, tb_log_name="other")
@@ -315,7 +315,7 @@ def test_verbose_prints_and_tensorboard_counts_its_runs(tmp_path, capsys):
 
 def test_off_policy_logs_by_episodes(capsys):
     made("dqn", verbose=1).learn(100, log_interval=5)
-    assert capsys.readouterr().out.count("rollout/ep_rew_mean") == 2  # 10 episodes of 10 steps
+    assert capsys.readouterr().out.count("ep_rew_mean") == 2  # 10 episodes of 10 steps
 
 
 def test_excluded_options_have_their_defaults_after_loading(tmp_path):

@@ -107,7 +107,7 @@ def test_arrays_that_a_callback_keeps_stay_as_they_were(algorithm, n_envs):
     ("name", "nearest"),
     [
         ("_on_rollout_ended", "_on_rollout_end"),
-        ("on_training_start", "_on_training_start"),
+        ("on_training_started", "on_training_start"),
         ("_on_steps", "_on_step"),
     ],
 )
@@ -178,7 +178,7 @@ def test_no_improvement_stops_after_so_many_evaluations():
     stop = StopTrainingOnNoModelImprovement(max_no_improvement_evals=2, min_evals=1)
     evaluate = EvalCallback(Count(), callback_after_eval=stop, eval_freq=2, n_eval_episodes=1, verbose=0)
     model = PPO("MlpPolicy", Count(), n_steps=64, policy_kwargs=SMALL).learn(64, callback=evaluate)
-    assert len(evaluate.evaluations["timesteps"]) == 4  # the first is the best; the third one without a better stops
+    assert len(evaluate.evaluations_timesteps) == 4  # the first is the best; the third one without a better stops
     assert model.num_timesteps == 8
 
 

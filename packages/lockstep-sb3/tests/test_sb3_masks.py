@@ -192,7 +192,7 @@ def test_callbacks_see_the_observations_of_the_environment():
     evaluate = MaskableEvalCallback(ActionMasker(Maze(), "valid"), eval_freq=32, n_eval_episodes=2, verbose=0)
     MaskablePPO("MlpPolicy", env, n_steps=32, n_epochs=1, policy_kwargs=SMALL).learn(64, callback=[seen, evaluate])
     assert seen.shapes == {(1, 1), (1,)}
-    assert len(evaluate.evaluations["results"]) == 2
+    assert len(evaluate.evaluations_results) == 2
 
 
 def test_a_saved_model_acts_with_masks_as_before(tmp_path):

@@ -151,7 +151,7 @@ def test_images_dicts_and_noise_of_the_state_go_with_it():
 def test_evaluation_callbacks_carry_the_state():
     evaluate = EvalCallback(MemoryProbe(), eval_freq=32, n_eval_episodes=3, verbose=0)
     make_model(MemoryProbe).learn(64, callback=evaluate)
-    assert len(evaluate.evaluations["results"]) == 2
+    assert len(evaluate.evaluations_results) == 2
 
 
 REFUSED = [

@@ -180,7 +180,7 @@ class RandomSearchTrainer:
                 returns.append(float(np.sum(stats.returns) + model.alive_bonus_offset * np.sum(stats.lens)))
         finally:
             model.set_weights(weights)  # also if a callback ends `learn` between two candidates
-        model.callback.on("rollout_end")
+        model.callback.on_rollout_end()
 
         plus, minus = torch.tensor(returns).view(2, model.n_delta)
         best = torch.maximum(plus, minus).argsort(descending=True)[: model.n_top]

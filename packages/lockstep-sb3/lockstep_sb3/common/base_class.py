@@ -31,12 +31,14 @@ from lockstep.state import FileNames, Kind, claims_of, handed_in, read_checkpoin
 from lockstep.trainer import Callback, CollectEnd, OffpolicyTrainer, OnpolicyTrainer
 from lockstep_sb3.common import noise
 from lockstep_sb3.common.buffers import ReplayBuffer
-from lockstep_sb3.common.callbacks import BaseCallback, CallbackList, ConvertCallback, ProgressBarCallback
+from lockstep_sb3.common.callbacks import BaseCallback, CallbackList, ProgressBarCallback, as_callback
 from lockstep_sb3.common.env_util import vector_of
 from lockstep_sb3.common.files import DAMAGE
 from lockstep_sb3.common.live_options import changed_options, is_live, set_live_option
+from lockstep_sb3.common.log_names import MetricNames, training_values
 from lockstep_sb3.common.logger import Logger
 from lockstep_sb3.common.moved import moved_name
+from lockstep_sb3.common.step_values import StepValues
 from lockstep_sb3.common.torch_layers import model_config_of
 from lockstep_sb3.common.utils import (
     FloatSchedule,
@@ -51,8 +53,6 @@ from lockstep_sb3.common.vec_env.boundary_vec_env import BoundaryVecEnv, infos_o
 
 Rate = float | Callable[[float], float]
 """Number, or a function of the remaining progress, which falls from 1 to 0."""
-METRIC_NAMES = {"policy_loss": "policy_gradient_loss", "vf_loss": "value_loss", "alpha": "ent_coef", "qf_loss": "loss"}
-"""Names of metrics in Stable-Baselines3's logs, by their names in Lockstep."""
 PROGRESS_POINTS = np.linspace(0.0, 1.0, 101)
 """Values of the remaining progress at which a schedule is saved. A function itself cannot be saved."""
 NETWORK = Kind("a subclass of torch.nn.Module", (nn.Module,))
@@ -151,7 +151,7 @@ class RolloutEndCallback(Callback):
         self.model = model
 
     def on_collect_end(self, event: CollectEnd) -> None:
-        self.model.callback.on("rollout_end")
+        self.model.callback.on_rollout_end()
         self.model.before_update()
 
 
@@ -167,6 +167,10 @@ class BaseAlgorithm(ABC):
     """Name of the algorithm in Lockstep."""
     log_interval: ClassVar[int] = 4
     """Number of rollouts or episodes between two logs, see `log_unit`."""
+    log_unit_name: ClassVar[str] = "iterations"
+    """Name of the unit of `log_interval` in the log."""
+    step_counter: ClassVar[str] = "n_steps"
+    """Name for callbacks of the number of steps of all environments in a rollout, before the present one."""
     widths: ClassVar[tuple[int, ...]] = (64, 64)
     """Default widths of the hidden layers."""
     activation: ClassVar[type[nn.Module]] = nn.ReLU
@@ -207,17 +211,25 @@ class BaseAlgorithm(ABC):
         """Number of environment steps when the present `learn` began."""
         self._num_logs = 0
         """Number of log intervals that have passed since then."""
+        self._n_updates = 0
+        """Number of updates, as Stable-Baselines3 counts them: epochs on-policy, gradient steps off-policy."""
+        self._rollout_steps = 0
+        """Number of steps of all environments in the present rollout."""
         self.trainer: Any = None
         self.buffer: Any = None
         self.last_training: Any = None
         """Statistics of the last update."""
         self.last_collect: Any = None
         """Statistics of the last collected steps."""
-        self.locals: dict[str, Any] = {}
+        self.locals = StepValues({})
         """Values of the present step for callbacks, which Stable-Baselines3 takes from local variables of `learn`."""
         self._last_episodes: dict[int, dict[str, Any] | None] = {}
         """Return, length and time of the last episode, by the row of its environment; None for a lost life."""
+        self.step_result: Any = None
+        """Result of the present step of all environments, while `learn` has callbacks."""
         self.logger = Logger()
+        self._custom_logger = False
+        """Whether the logger is one of `set_logger`, which `learn` keeps."""
         self.callback = BaseCallback()
         self.ep_info_buffer: deque[dict[str, Any]] = deque(maxlen=self.stats_window_size)
         self.ep_success_buffer: deque[Any] = deque(maxlen=self.stats_window_size)
@@ -433,7 +445,8 @@ class BaseAlgorithm(ABC):
         self.trainer.env_step = self.lockstep.timesteps[STEPS_SAMPLED] = self.num_timesteps
         self.total[0] = int(total_timesteps) + self.num_timesteps
         name = tb_log_name or type(self).__name__
-        self._open_logger(name, reset_num_timesteps)
+        if not self._custom_logger:
+            self.logger = configure_logger(self.verbose, self.tensorboard_log, name, reset_num_timesteps)
         interval = self.log_interval if log_interval == -1 else log_interval
         self.start_time = time.monotonic()
         self._steps_before = self.num_timesteps
@@ -442,14 +455,29 @@ class BaseAlgorithm(ABC):
         self.trainer.collector.on_step_hook = self._on_vector_step if self.callback.children else None
         if self.callback.children:
             self.boundary.keep_infos()
-        self.locals = {"self": self, "total_timesteps": self.total[0], "tb_log_name": name, "env": self.env}
-        self.callback.begin(self, self.locals, globals())
+        self.locals = StepValues(
+            self.computed_values(),
+            self=self,
+            env=self.env,
+            callback=self.callback,
+            total_timesteps=self.total[0],
+            log_interval=interval,
+            tb_log_name=name,
+            reset_num_timesteps=reset_num_timesteps,
+            progress_bar=progress_bar,
+            **self.rollout_values(),
+        )
+        self.callback.init_callback(self)
+        self.callback.on_training_start(self.locals, globals())
         self._is_learning = True
         try:
             while self.num_timesteps < self.total[0]:
-                self.callback.on("rollout_start")
+                self._rollout_steps = 0
+                self.callback.on_rollout_start()
                 self.last_collect, training, _ = self.trainer.training_step()
-                self.last_training = training or self.last_training
+                if training:
+                    self.last_training = training
+                    self._n_updates += self.count_updates(training.gradient_steps)
                 self.num_timesteps = self.trainer.env_step
                 num_logs = self.log_unit() // interval if interval else 0
                 if num_logs > self._num_logs:
@@ -459,7 +487,7 @@ class BaseAlgorithm(ABC):
             pass
         finally:
             self._is_learning = False
-        self.callback.on("training_end")
+        self.callback.on_training_end()
         return self
 
     def reset_trainer(self) -> None:
@@ -472,7 +500,7 @@ class BaseAlgorithm(ABC):
             listed = list(callback)
         else:
             listed = [callback] if callback else []
-        callbacks = [each if isinstance(each, BaseCallback) else ConvertCallback(each) for each in listed]
+        callbacks = [as_callback(each) for each in listed]
         if progress_bar:
             callbacks.append(ProgressBarCallback())
         self.callback = CallbackList(callbacks)
@@ -502,7 +530,16 @@ class BaseAlgorithm(ABC):
         for row in map(int, np.flatnonzero(dones)):
             if self._last_episodes[row] is not None:
                 infos[row].setdefault("episode", self._last_episodes[row])
-        self.locals.update(infos=infos, dones=dones, rewards=result.rewards, new_obs=result.obs)
+        self.step_result = result
+        # Names and numbers as in Stable-Baselines3, which counts the step only after the callback.
+        self.locals.set_step(
+            infos=infos,
+            dones=dones,
+            rewards=result.rewards,
+            new_obs=result.obs,
+            **{self.step_counter: self._rollout_steps},
+        )
+        self._rollout_steps += 1
         if not self.callback.on_step():
             raise StopTraining
 
@@ -516,14 +553,42 @@ class BaseAlgorithm(ABC):
         """Remaining progress, which falls from 1 to 0."""
         return max(0.0, 1.0 - self.num_timesteps / self.total[0]) if self.total[0] else 1.0
 
+    @property
+    def _acting(self) -> Any:
+        """Part of the policy that acts."""
+        return self.lockstep.acting[DEFAULT_MODULE_ID]
+
+    def computed_values(self) -> dict[str, Callable[[], Any]]:
+        """Return functions that compute the values of a step that callbacks seldom read, by their names."""
+        return {"actions": lambda: self._acting.to_env(self.step_result.actions)}
+
+    def rollout_values(self) -> dict[str, Any]:
+        """Return the values for callbacks that stay the same in all steps, by their names."""
+        return {}
+
     # -- logging ---
 
-    def _open_logger(self, name: str, is_new_run: bool) -> None:
-        """Open a logger, which writes to the folder `<name>_<number>` of TensorBoard.
+    def set_logger(self, logger: Logger) -> None:
+        """Set the logger, which `learn` uses instead of one of its own."""
+        self.logger = logger
+        self._custom_logger = True
 
-        A new run takes the next number; a continued one writes to the last folder.
-        """
-        self.logger = configure_logger(self.verbose, self.tensorboard_log, name, is_new_run)
+    @property
+    def metric_names(self) -> MetricNames:
+        """Names and factors of the metrics of an update in the section "train/"."""
+        return {}
+
+    def scheduled_values(self) -> dict[str, float]:
+        """Return present values of options to log, by their names."""
+        return {}
+
+    def at_present(self, value: Any) -> float:
+        """Return the present value of an option that may be a schedule over environment steps."""
+        return float(value(self.num_timesteps) if callable(value) else value)
+
+    def count_updates(self, gradient_steps: int) -> int:
+        """Return the number of updates in so many gradient steps after a rollout, as Stable-Baselines3 counts."""
+        return gradient_steps
 
     @abstractmethod
     def log_unit(self) -> int:
@@ -531,20 +596,24 @@ class BaseAlgorithm(ABC):
 
     def dump_logs(self) -> None:
         """Log returns, speed and the metrics of the last update, and write the log."""
+        log = self.logger.record
+        log(f"time/{self.log_unit_name}", self.log_unit(), exclude="tensorboard")
         if self.ep_info_buffer:
-            for key, name in (("r", "ep_rew_mean"), ("l", "ep_len_mean")):
-                self.logger.record(f"rollout/{name}", float(np.mean([each[key] for each in self.ep_info_buffer])))
+            log("rollout/ep_rew_mean", float(np.mean([episode["r"] for episode in self.ep_info_buffer])))
+            log("rollout/ep_len_mean", float(np.mean([episode["l"] for episode in self.ep_info_buffer])))
         if self.ep_success_buffer:
-            self.logger.record("rollout/success_rate", float(np.mean(self.ep_success_buffer)))
-        if self.last_collect is not None:
-            for epsilon in self.last_collect.epsilon.values():
-                self.logger.record("rollout/exploration_rate", epsilon)
+            log("rollout/success_rate", float(np.mean(self.ep_success_buffer)))
         seconds = max(time.monotonic() - self.start_time, 1e-9)
-        self.logger.record("time/fps", int((self.num_timesteps - self._steps_before) / seconds))
-        self.logger.record("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
+        log("time/fps", int((self.num_timesteps - self._steps_before) / seconds))
+        log("time/time_elapsed", int(seconds), exclude="tensorboard")
+        log("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
+        for name, value in self.scheduled_values().items():
+            log(name, value)
         if self.last_training is not None:
-            for name, value in self.last_training.get_loss_stats_dict().items():
-                self.logger.record(f"train/{METRIC_NAMES.get(name, name)}", value)
+            metrics = self.last_training.get_loss_stats_dict()
+            for name, value in training_values(metrics, self.metric_names).items():
+                log(f"train/{name}", value)
+            log("train/n_updates", self._n_updates, exclude="tensorboard")
         self.logger.dump(self.num_timesteps)
 
     # -- acting ---

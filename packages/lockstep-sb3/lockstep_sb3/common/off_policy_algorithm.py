@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from lockstep.tracking import CollectStatsBase, TrainingStats
 from lockstep.trainer import OffpolicyTrainer
 from lockstep_sb3.common.base_class import BaseAlgorithm, option
 from lockstep_sb3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from lockstep_sb3.common.log_names import OFF_POLICY_METRICS, MetricNames
 from lockstep_sb3.common.noise import (
     ActionNoise,
     NormalActionNoise,
@@ -44,6 +46,8 @@ class FixedStepsTrainer(OffpolicyTrainer):
 class OffPolicyAlgorithm(BaseAlgorithm):
     """Algorithm that trains on samples of a replay buffer."""
 
+    log_unit_name = "episodes"
+    step_counter = "num_collected_steps"
     widths = (256, 256)
     num_critics: ClassVar[int] = 2
     """Default number of critics."""
@@ -220,3 +224,18 @@ class OffPolicyAlgorithm(BaseAlgorithm):
 
     def log_unit(self) -> int:
         return int(self.trainer.env_episode)
+
+    @property
+    def metric_names(self) -> MetricNames:
+        return OFF_POLICY_METRICS
+
+    def computed_values(self) -> dict[str, Callable[[], Any]]:
+        return {**super().computed_values(), "buffer_actions": lambda: self.step_result.actions}
+
+    def rollout_values(self) -> dict[str, Any]:
+        return {
+            "replay_buffer": self.replay_buffer,
+            "action_noise": self.action_noise,
+            "learning_starts": self.learning_starts,
+            "train_freq": self.train_freq,
+        }

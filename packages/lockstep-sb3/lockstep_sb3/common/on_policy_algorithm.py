@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from lockstep.trainer import OnpolicyTrainer
 from lockstep_sb3.common.base_class import BaseAlgorithm, option
+from lockstep_sb3.common.log_names import ON_POLICY_METRICS, MetricNames
+from lockstep_sb3.common.utils import obs_as_tensor
 
 
 @dataclass(eq=False, repr=False)
@@ -49,3 +53,33 @@ class OnPolicyAlgorithm(BaseAlgorithm):
 
     def log_unit(self) -> int:
         return (self.num_timesteps - self._steps_before) // (self.n_steps * self.n_envs)
+
+    @property
+    def metric_names(self) -> MetricNames:
+        return ON_POLICY_METRICS
+
+    def count_updates(self, gradient_steps: int) -> int:
+        return int(getattr(self, "n_epochs", 1))
+
+    def scheduled_values(self) -> dict[str, float]:
+        log_std = getattr(self.lockstep.module, "log_std", None)
+        return {} if log_std is None else {"train/std": float(log_std.detach().exp().mean())}
+
+    def computed_values(self) -> dict[str, Callable[[], Any]]:
+        return {
+            "actions": lambda: self.step_result.actions,
+            "clipped_actions": lambda: self._acting.to_env(self.step_result.actions),
+            "obs_tensor": lambda: obs_as_tensor(self.step_result.acted_on, self.device),
+            "values": lambda: self._evaluated_step()[0],
+            "log_probs": lambda: self._evaluated_step()[1],
+        }
+
+    def _evaluated_step(self) -> tuple[Tensor, Tensor]:
+        """Return the values `[B, 1]` and the log-probabilities `[B]` of the present step."""
+        actions = torch.as_tensor(self.locals["actions"], device=self.device)
+        with torch.no_grad():
+            values, log_probs, _ = self.policy.evaluate_actions(self.locals["obs_tensor"], actions)
+        return values, log_probs
+
+    def rollout_values(self) -> dict[str, Any]:
+        return {"n_rollout_steps": self.n_steps}

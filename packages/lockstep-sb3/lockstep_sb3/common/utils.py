@@ -18,7 +18,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from lockstep import __version__
-from lockstep_sb3.common.logger import Logger
+from lockstep_sb3.common.logger import HumanOutputFormat, KVWriter, Logger, TensorBoardOutputFormat
 from lockstep_sb3.common.moved import moved_name
 from lockstep_sb3.common.type_aliases import PyTorchObs, Schedule, TrainFreq, TrainFrequencyUnit
 
@@ -229,11 +229,14 @@ def configure_logger(
         tb_log_name: Name of the run.
         reset_num_timesteps: Take the next number. False continues in the last folder.
     """
-    folder = None
-    if tensorboard_log is not None:
-        number = max(get_latest_run_id(tensorboard_log, tb_log_name) + reset_num_timesteps, 1)
-        folder = Path(tensorboard_log) / f"{tb_log_name}_{number}"
-    return Logger(folder, prints=verbose > 0)
+    outputs: list[KVWriter] = [HumanOutputFormat(sys.stdout)] if verbose >= 1 else []
+    if tensorboard_log is None:
+        return Logger(None, outputs)
+    number = max(get_latest_run_id(tensorboard_log, tb_log_name) + reset_num_timesteps, 1)
+    folder = str(Path(tensorboard_log) / f"{tb_log_name}_{number}")
+    logger = Logger(folder, [*outputs, TensorBoardOutputFormat(folder)])
+    logger.log(f"Logging to {folder}")
+    return logger
 
 
 def should_collect_more_steps(train_freq: TrainFreq, num_collected_steps: int, num_collected_episodes: int) -> bool:

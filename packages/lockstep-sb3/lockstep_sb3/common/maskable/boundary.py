@@ -129,6 +129,9 @@ def without_masks(result: StepResult) -> StepResult:
     if result.final_obs is not None:
         rows, last_obs = result.final_obs
         plain.final_obs = (rows, last_obs[OBS])
+    if result.acted_on is not None:
+        plain.acted_on = result.acted_on[OBS]
+    plain.actions = result.actions
     return plain
 
 

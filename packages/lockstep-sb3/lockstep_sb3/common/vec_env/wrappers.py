@@ -7,6 +7,8 @@ from typing import Any
 from lockstep_sb3.common.moved import moved_name
 
 _MOVED = {
+    "VecEnv": "lockstep_sb3.common.vec_env.base_vec_env:VecEnv",
+    "VecEnvWrapper": "lockstep_sb3.common.vec_env.base_vec_env:VecEnvWrapper",
     "VecFrameStack": "lockstep_sb3.common.vec_env.vec_frame_stack:VecFrameStack",
     "VecNormalize": "lockstep_sb3.common.vec_env.vec_normalize:VecNormalize",
     "find_vec_normalize": "lockstep_sb3.common.vec_env.vec_normalize:unwrap_vec_normalize",
