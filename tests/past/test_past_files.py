@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from past_cases import CASES
-from write_past import HASHES, JAR, continued, hash_of, processor
+from write_past import HASHES, JAR, continued, hash_of, processor, unpack
+
+from lockstep.cli import main
 
 NOTES = json.loads(HASHES.read_text())
 FAST = {
@@ -69,6 +72,59 @@ def test_files_of_the_past_continue_to_the_same_numbers(name, tmp_path, monkeypa
     hashed = NOTES["hashes"][name]
     if hashed is not None and (NOTES["processor"], NOTES["torch"]) == (processor(), torch.__version__):
         assert hash_of(found) == hashed, "within the tolerance, but not to the bit"
+
+
+# -- what a user does with a run of 0.2 (docs/from-0.2.md) ---
+
+
+@pytest.fixture
+def old_run(request, tmp_path, monkeypatch):
+    """A run of 0.2 in an empty directory, for a user who has signed nothing."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
+    monkeypatch.delenv("LOCKSTEP_TRUST", raising=False)
+    monkeypatch.chdir(tmp_path)
+    unpack(request.param, tmp_path)
+    run = tmp_path / "run"
+    assert json.loads((run / "config.json").read_text())["versions"]["lockstep"] == "0.2.0"
+    return run
+
+
+def files_of(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("old_run", ["run_ppo_remembering"], indirect=True)
+def test_a_run_of_0_2_that_names_a_function_is_signed_once_and_resumed(old_run, capfd):
+    before = files_of(old_run)
+    assert main(["resume", str(old_run)]) == 2
+    assert "lockstep trust RUN" in capfd.readouterr().err
+    assert files_of(old_run) == before
+
+    assert main(["trust", str(old_run)]) == 0
+    assert "past_parts:remembering" in capfd.readouterr().out
+    assert {path.name for path in set(files_of(old_run)) - set(before)} == {"signatures.json"}
+    assert main(["resume", str(old_run)]) == 0
+    summary = json.loads((old_run / "summary.json").read_text())
+    assert (summary["train_step"], summary["stop_reason"]) == (192, "max_epoch")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("old_run", ["run_dqn_priorities"], indirect=True)
+def test_a_run_of_0_2_is_evaluated_extended_and_exported_without_permission(old_run, capfd):
+    assert main(["resume", str(old_run), "--total-steps", "256"]) == 0
+    assert json.loads((old_run / "summary.json").read_text())["train_step"] == 256
+    assert main(["eval", str(old_run), "--episodes", "2"]) == 0
+    assert "2 episodes" in capfd.readouterr().out
+    assert main(["export", str(old_run), "--output", "exported"]) == 0
+    assert Path("exported/act.py").exists()
+
+
+def test_every_algorithm_of_0_2_has_its_actions_in_the_jar():
+    """`policies` compares them, with the weights. 0.2 had 21 algorithms."""
+    with np.load(JAR / "policies.npz") as stored:
+        names = {key.partition("/")[0] for key in stored}
+        assert names == {key.partition("/")[0] for key in stored if key.endswith("/actions")}
+    assert len(names) == 21
 
 
 def test_the_jar_has_every_case_and_nothing_else():
