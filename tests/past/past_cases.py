@@ -527,12 +527,11 @@ def load_modules(folder: Path) -> Numbers:
     batch = {"obs": torch.as_tensor(OBSERVATIONS)}
     found: Numbers = {}
     for name, module in modules.items():
-        if name not in ACTS_OTHERWISE:
-            with torch.no_grad():
-                outputs = module.forward_inference(batch)
-            for key, value in outputs.items():
-                if isinstance(value, torch.Tensor):
-                    found[f"{name}/{key}"] = value.numpy()
+        with torch.no_grad():
+            outputs = module.forward_inference(batch)
+        for key, value in outputs.items():
+            if isinstance(value, torch.Tensor):
+                found[f"{name}/{key}"] = value.numpy()
         found[f"{name}/weights"] = module.get_flat_weights()
     return found
 
