@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from small_tasks import Aim, Copy
+from small_tasks import Aim, Copy, Picture
 
 from lockstep_sb3.common.env_checker import check_env
 from lockstep_sb3.common.env_util import make_vec_env
+from lockstep_sb3.common.envs import BitFlippingEnv
 
 
 class OutsideBox(Copy):
@@ -42,7 +44,7 @@ class NoSpace(Copy):
         del self.action_space
 
 
-@pytest.mark.parametrize("make", [Copy, Aim, lambda: gym.make("CartPole-v1")])
+@pytest.mark.parametrize("make", [Copy, lambda: gym.make("CartPole-v1")])
 def test_a_good_environment_passes_without_a_warning(make):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -90,3 +92,30 @@ def test_rendering_is_checked_on_request():
     check_env(Dark())
     with pytest.raises(RuntimeError, match="no light"):
         check_env(Dark(), skip_render_check=False)
+
+
+class Unseeded(Copy):
+    """Environment that draws its numbers from Python's generator, as many do."""
+
+    def _draw(self):
+        self.wanted = random.randrange(2)
+        return np.array([self.wanted], np.float32)
+
+
+def test_what_is_no_fault_for_stable_baselines3_is_a_warning():
+    with pytest.warns(UserWarning, match=r"super\(\)\.reset"):
+        check_env(Unseeded())
+    with pytest.warns(UserWarning, match="36 x 36"):
+        check_env(Picture())
+    with pytest.warns(UserWarning, match="between -1 and 1"):
+        check_env(Aim())
+
+
+def test_rewards_of_goals_are_those_of_compute_reward():
+    class Wrong(BitFlippingEnv):
+        def compute_reward(self, achieved_goal, desired_goal, _info):
+            return super().compute_reward(achieved_goal, desired_goal, _info)[:1]
+
+    check_env(BitFlippingEnv(n_bits=4), warn=False)
+    with pytest.raises(AssertionError, match="two equal goals"):
+        check_env(Wrong(n_bits=4), warn=False)
