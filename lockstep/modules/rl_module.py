@@ -19,13 +19,15 @@ from lockstep.data.spaces import describe_space, space_from
 from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.layers import mask_logits
 from lockstep.modules.lazy_layers import initialise_lazy
-from lockstep.modules.model_config import ModelConfig, options_of
+from lockstep.modules.model_config import NETWORK, ModelConfig, options_of
 from lockstep.state.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
-from lockstep.state.names import name_of
+from lockstep.state.names import import_path, name_of
 from lockstep.state.sizes import checked_tensors, claims_of
 from lockstep.state.streams import global_generator
 from lockstep.state.trust import FileNames, Kind, NameInFile, find_class, signed
 
+OBJECT = "__import__"
+"""Key of the name of a class or function in a file."""
 Batch = Mapping[str, Any]
 """Tensors by column, such as `"obs"`."""
 ModuleState = dict[str, np.ndarray]
@@ -389,7 +391,7 @@ class RLModuleSpec:
             "action_space": describe_space(self.action_space),
             "inference_only": self.inference_only,
             "model_config_class": "ModelConfig" if has_config_class else None,
-            "model_config": config,
+            "model_config": _plain_config(config),
         }
         if self.critic_space is not None:
             plain["critic_space"] = describe_space(self.critic_space)
@@ -411,7 +413,7 @@ class RLModuleSpec:
             names: Lookup of the objects that the values name. Defaults to that of a file that the user does not trust.
         """
         names = FileNames("the module's spec", data) if names is None else names.of_part(data)
-        config = data["model_config"]
+        config = _read_config(data["model_config"], names)
         if isinstance(config, Mapping) and "encoder" in config:
             config = {**config, "encoder": names.text("model_config.encoder", config["encoder"])}
         if data["model_config_class"] == "ModelConfig":
@@ -422,6 +424,32 @@ class RLModuleSpec:
         action_space = space_from(data["action_space"])
         critic_space = space_from(data["critic_space"]) if "critic_space" in data else None
         return cls(module_class, observation_space, action_space, bool(data["inference_only"]), config, critic_space)
+
+
+def _plain_config(value: object) -> Any:
+    """Return the options of a network with the classes and functions in them by name, `{"__import__": name}`.
+
+    Raises:
+        ValueError: One of them cannot be imported by its name.
+    """
+    if isinstance(value, Mapping):
+        return {key: _plain_config(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        parts = map(_plain_config, value)
+        return tuple(parts) if isinstance(value, tuple) else list(parts)
+    return {OBJECT: import_path("model_config", value)} if callable(value) else value
+
+
+def _read_config(plain: object, names: FileNames) -> Any:
+    """Return the options that `_plain_config` wrote. `names` finds the objects; networks need no trust."""
+    if isinstance(plain, Mapping):
+        if list(plain) == [OBJECT]:
+            return names.find("model_config", plain[OBJECT], NETWORK)
+        return {key: _read_config(part, names) for key, part in plain.items()}
+    if isinstance(plain, list | tuple):
+        parts = [_read_config(part, names) for part in plain]
+        return tuple(parts) if isinstance(plain, tuple) else parts
+    return plain
 
 
 def copy_values(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:

@@ -214,9 +214,17 @@ def undocumented(sources: Sources) -> list[Found]:
     file, has that one's docstring; `forward` of a network has its class's.
     """
     trees = {path: parsed(text) for path, text in sources.items()}
-    classes = {node.name: node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    in_file = {
+        path: {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+        for path, tree in trees.items()
+    }
+    in_all = {name: node for classes in in_file.values() for name, node in classes.items()}
     found = [Found(path, 1, "module") for path, tree in trees.items() if tree.body and not ast.get_docstring(tree)]
     for path, tree in trees.items():
+        classes = {
+            **in_all,
+            **in_file[path],
+        }  # names of the package for Stable-Baselines3 may exist in Lockstep as well
         protocols = [node for node in tree.body if isinstance(node, ast.ClassDef) and "Protocol" in _base_names(node)]
         for node in tree.body:
             if isinstance(node, Function) and _needs_docstring(node):

@@ -378,3 +378,24 @@ def test_wrapping_a_single_tensor_and_a_dict():
 
     module = wrap_module(Named(), BOX, spaces.Discrete(3), ("action_dist_inputs", "vf_preds"))
     assert list(module.forward_train({"obs": obs})) == ["action_dist_inputs", "vf_preds"]
+
+
+def test_a_spec_names_the_classes_in_a_model_config(tmp_path):
+    space = spaces.Box(-1.0, 1.0, (3,), np.float32)
+    config = {"encoder": Doubled, "encoder_config": {"layer": torch.nn.Linear, "sizes": (2, 4)}}
+    module = RLModuleSpec(DefaultActorCriticModule, space, spaces.Discrete(2), model_config=config).build()
+    module.save_to_path(tmp_path / "module")
+    loaded = RLModule.from_checkpoint(tmp_path / "module")
+    assert loaded.model_config["encoder_config"] == config["encoder_config"]
+    obs = {"obs": torch.rand(2, 3)}
+    torch.testing.assert_close(loaded(obs), module(obs))
+
+
+class Doubled(torch.nn.Module):
+    def __init__(self, space, layer, sizes):
+        super().__init__()
+        self.layer = layer(3, sum(sizes))
+        self.output_size = sum(sizes)
+
+    def forward(self, obs):
+        return 2.0 * self.layer(obs)

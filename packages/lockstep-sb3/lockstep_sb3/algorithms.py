@@ -116,6 +116,7 @@ class TRPO(OnPolicyAlgorithm):
     """
 
     algorithm = "trpo"
+    shares_layers = False
 
     learning_rate: Rate = option(1e-3, "training.lr")
     batch_size: int = 128
@@ -132,7 +133,6 @@ class TRPO(OnPolicyAlgorithm):
         super().set_options(config, kwargs)
         steps_per_update = math.ceil(self.n_steps * self.n_envs / self.batch_size)
         config.training(num_epochs=self.n_critic_updates * steps_per_update)
-        config.rl_module(model_config={"vf_share_layers": False})
 
     @property
     def metric_names(self) -> MetricNames:
@@ -147,7 +147,7 @@ class _EpsilonGreedy(OffPolicyAlgorithm):
     """Algorithm that learns values of discrete actions, and explores epsilon-greedily."""
 
     widths = (64, 64)
-    has_q = False
+    critic = None
 
     learning_rate: Rate = option(1e-4, "training.lr")
     batch_size: int = option(32, "training.train_batch_size")

@@ -1,18 +1,18 @@
-"""Policy classes for `PPO(MlpPolicy, env)` and `MlpPolicy.load(path)`.
+"""Old place of the policy classes, which had the same classes for all algorithms."""
 
-`lockstep_sb3.ppo.policies` and those of the other algorithms are this module, too.
-"""
+from typing import Any
 
-from lockstep_sb3.common.base_class import BasePolicy
+from lockstep_sb3.common.moved import moved_name
+
+_MOVED = {
+    "BasePolicy": "lockstep_sb3.common.policies:BasePolicy",
+    "CnnPolicy": "lockstep_sb3.ppo.policies:CnnPolicy",
+    "MlpPolicy": "lockstep_sb3.ppo.policies:MlpPolicy",
+    "MultiInputPolicy": "lockstep_sb3.ppo.policies:MultiInputPolicy",
+}
+"""Places of names that have changed."""
 
 
-class MlpPolicy(BasePolicy):
-    """Policy for observations that are vectors."""
-
-
-class CnnPolicy(BasePolicy):
-    """Policy for images."""
-
-
-class MultiInputPolicy(BasePolicy):
-    """Policy for observations that are dicts."""
+def __getattr__(name: str) -> Any:
+    """Return an object by its old name."""
+    return moved_name(__name__, name, _MOVED)

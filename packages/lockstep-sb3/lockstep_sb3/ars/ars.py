@@ -38,7 +38,8 @@ class ARS(BaseAlgorithm):
     algorithm = "reinforce"
     """Algorithm in Lockstep that has the same network: a policy without values."""
     policy_names = ("LinearPolicy", "MlpPolicy")
-    has_q = False
+    critic = None
+    policy_package = "ars"
     log_interval = 1
 
     n_delta: int = 8

@@ -1,9 +1,9 @@
 """Policies of ARS of sb3-contrib."""
 
-from lockstep_sb3.common.base_class import BasePolicy
+from lockstep_sb3.common.policies import NetworkPolicy
 
 
-class ARSPolicy(BasePolicy):
+class ARSPolicy(NetworkPolicy):
     """Policy without values, with hidden layers."""
 
 

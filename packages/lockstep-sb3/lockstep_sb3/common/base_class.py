@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import secrets
 import shutil
+import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -37,9 +39,10 @@ from lockstep_sb3.common.files import DAMAGE
 from lockstep_sb3.common.live_options import changed_options, is_live, set_live_option
 from lockstep_sb3.common.log_names import MetricNames, training_values
 from lockstep_sb3.common.logger import Logger
+from lockstep_sb3.common.model_config import model_config_of
 from lockstep_sb3.common.moved import moved_name
+from lockstep_sb3.common.policies import ActorCriticPolicy, BasePolicy
 from lockstep_sb3.common.step_values import StepValues
-from lockstep_sb3.common.torch_layers import model_config_of
 from lockstep_sb3.common.utils import (
     FloatSchedule,
     StepSchedule,
@@ -68,6 +71,7 @@ NEVER_SAVED = NOT_SAVED | {
     *("ep_success_buffer", "_last_obs", "_last_episode_starts", "_last_original_obs"),
 }
 """Attributes that no file contains, so that a program may exclude them."""
+POLICY = Kind("a subclass of ActorCriticPolicy", (ActorCriticPolicy,))
 KINDS = {"features_extractor_class": NETWORK, "activation_fn": NETWORK, "optimizer_class": OPTIMIZER}
 """Kinds of the classes that a file may name in `policy_kwargs`."""
 STEPS_SAMPLED = "num_env_steps_sampled_lifetime"
@@ -75,14 +79,6 @@ STEPS_SAMPLED = "num_env_steps_sampled_lifetime"
 NOISE_CLASSES = (noise.NormalActionNoise, noise.OrnsteinUhlenbeckActionNoise)
 BUFFER = Kind("a replay buffer", (ReplayBuffer,))
 """Classes that a file may name as `replay_buffer_class`."""
-POLICY_DEFAULTS = {
-    "full_std": True,
-    "use_expln": False,
-    "clip_mean": 2.0,
-    "squash_output": False,
-    "normalize_images": True,
-}
-"""Keywords of a policy that have no counterpart, with the only value that is allowed."""
 POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
 """Allowed values of `policy`."""
 
@@ -93,51 +89,6 @@ def option(default: Any, path: str | None) -> Any:
     `path=None` is for an option without a counterpart, which must keep its default.
     """
     return field(default=default, metadata={"path": path})
-
-
-def without_defaults(policy_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords of a policy without those that ask for a default."""
-    return {
-        name: value
-        for name, value in policy_kwargs.items()
-        if value is not None and not (name in POLICY_DEFAULTS and value == POLICY_DEFAULTS[name])
-    }
-
-
-class BasePolicy:
-    """Networks of a model, with their parameters by name."""
-
-    def __init__(self, model: BaseAlgorithm) -> None:
-        self.model = model
-        self.predict = model.predict
-        self.observation_space = model.observation_space
-        self.action_space = model.action_space
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return all parameters by name.
-
-        Names begin with `value_net.` for value functions and critics, and with `policy_net.` for all other networks.
-        """
-        renamed: dict[str, torch.Tensor] = {}
-        for name, value in self.model.lockstep.state_dict().items():
-            part = "value" if "value" in name or "critic" in name else "policy"
-            renamed[f"{part}_net.{name}"] = value
-        return renamed
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
-        """Set parameters by the names of `state_dict`. With `strict=False` some of them may be missing."""
-        new = {name.partition(".")[2]: value for name, value in state_dict.items()}
-        return self.model.lockstep.load_state_dict(new, strict)
-
-    def save(self, path: str | Path) -> None:
-        """Save the model of this policy."""
-        self.model.save(path)
-
-    @classmethod
-    def load(cls, path: str | Path, device: str = "auto") -> BasePolicy:
-        """Return the policy of a saved model of any algorithm."""
-        policy: BasePolicy = BaseAlgorithm.load(path, device=device).policy
-        return policy
 
 
 class StopTraining(Exception):
@@ -175,14 +126,19 @@ class BaseAlgorithm(ABC):
     """Default widths of the hidden layers."""
     activation: ClassVar[type[nn.Module]] = nn.ReLU
     """Default activation."""
-    has_q: ClassVar[bool] = True
-    """Whether critics Q(s, a) have separate networks, whose widths may differ from those of the policy."""
+    critic: ClassVar[str | None] = "qf"
+    """Name of the critics in `net_arch`: "qf" for values of actions, "vf" for state values. None: there is one network
+    for all."""
     adam_epsilon: ClassVar[float] = 1e-8
     """Default epsilon of Adam."""
     sde_log_std: ClassVar[float] = -3.0
     """Default logarithm of the standard deviation in state-dependent exploration."""
     policy_names: ClassVar[tuple[str, ...]] = POLICIES
     """Allowed values of `policy`."""
+    takes_own_policies: ClassVar[bool] = False
+    """Whether `policy` may be a user's subclass of `ActorCriticPolicy`."""
+    policy_package: ClassVar[str] = ""
+    """Package of `lockstep_sb3` whose module `policies` has the policy classes. Defaults to the algorithm's name."""
 
     policy: Any
     env: Any
@@ -236,12 +192,7 @@ class BaseAlgorithm(ABC):
         """Whether the last episodes were a success, of environments whose infos have `"is_success"`."""
         self.total = [0]
         """Number of steps at which `learn` ends. It is a list, which schedules made before `learn` hold on to."""
-        self.policy_name = getattr(self.policy, "__name__", self.policy)
-        if self.policy_name not in self.policy_names:
-            raise ValueError(
-                f"policy={self.policy!r} is none of {self.policy_names}; give networks of your own as policy_kwargs="
-                "{'features_extractor_class': ...}, or to Lockstep itself as an RLModule"
-            )
+        self.policy_name, self.policy_class = self._find_policy(self.policy)
         self.is_cnn = self.policy_name.startswith("Cnn")
         if self._init_setup_model and self.env is not None:
             self.env = vector_of(self.env)
@@ -271,6 +222,29 @@ class BaseAlgorithm(ABC):
 
     # -- building ---
 
+    @property
+    def policy_aliases(self) -> dict[str, type[BasePolicy]]:
+        """Policy classes by the names that `policy` may have."""
+        package = self.policy_package or self.algorithm
+        module = importlib.import_module(f"lockstep_sb3.{package}.policies")
+        return {name: getattr(module, name) for name in self.policy_names}
+
+    def _find_policy(self, policy: Any) -> tuple[str, type[BasePolicy]]:
+        """Return the name and the class of a policy. The name is "" for a class of the user's own."""
+        classes = self.policy_aliases
+        for name, policy_class in classes.items():
+            if policy in (name, policy_class):
+                return name, policy_class
+        is_own = isinstance(policy, type) and issubclass(policy, ActorCriticPolicy)
+        if is_own and self.takes_own_policies and policy.__module__.partition(".")[0] != "lockstep_sb3":
+            return "", policy
+        own = "a subclass of ActorCriticPolicy, or " if self.takes_own_policies else ""
+        raise ValueError(
+            f"policy={policy!r} of {type(self).__name__} is none of {self.policy_names}, and none of the classes with "
+            f"these names in lockstep_sb3.{self.policy_package or self.algorithm}; networks of your own are {own}"
+            "policy_kwargs={'features_extractor_class': ...}"
+        )
+
     def set_up(self, observation_space: Any, action_space: Any) -> None:
         """Build the configuration, the policy and, if there are environments, the trainer."""
         self.observation_space = observation_space
@@ -278,7 +252,7 @@ class BaseAlgorithm(ABC):
         self.set_random_seed(self.seed)
         self.config = self.make_config()
         self.lockstep: Policy = self.config.build_policy(spaces=self.network_spaces())
-        self.policy = BasePolicy(self)
+        self.policy = self.policy_class.of_model(self)
         self.buffer = self.make_buffer()
         if self.env is not None:
             self._connect()
@@ -329,27 +303,44 @@ class BaseAlgorithm(ABC):
                 self.refuse(f"{each.name}={value}", "leave it out")
 
         # Everything that has a counterpart is taken out of the keywords of the policy.
-        kwargs = without_defaults(self.policy_kwargs or {})
+        kwargs = {name: value for name, value in (self.policy_kwargs or {}).items() if value is not None}
         if self.use_sde:
             exploration: dict[str, Any] = {"log_std_init": float(kwargs.pop("log_std_init", self.sde_log_std))}
             exploration["sample_freq"] = None if self.sde_sample_freq < 0 else self.sde_sample_freq
             config.env_runners(exploration="gsde", exploration_config=exploration)
         config.training(adam_epsilon=self.adam_epsilon)
-        if "optimizer_class" in kwargs:
-            config.training(optimizer=kwargs.pop("optimizer_class"), optimizer_kwargs={})
         self.set_options(config, kwargs)
-        if "optimizer_kwargs" in kwargs:
-            optimizer_kwargs = dict(kwargs.pop("optimizer_kwargs"))
-            if config.training.optimizer == "adam":
-                config.training(adam_epsilon=optimizer_kwargs.pop("eps", 1e-8))
-            config.training(optimizer_kwargs=optimizer_kwargs)
-        shape: dict[str, Any] = {"is_cnn": self.is_cnn, "has_q": self.has_q}
-        shape |= {"widths": self.widths, "activation": self.activation}
-        config.rl_module(model_config=model_config_of(kwargs, self.observation_space, **shape))
+        self._set_optimizer(config, kwargs)
+        self.set_networks(config, kwargs)
         if kwargs:
             self.refuse(f"policy_kwargs={kwargs}", "these have no counterpart")
         result: AlgorithmConfig = config
         return result
+
+    def _set_optimizer(self, config: Any, kwargs: dict[str, Any]) -> None:
+        """Set the optimizer that the keywords of the policy describe, and remove them."""
+        optimizer_class = kwargs.pop("optimizer_class", None)
+        options = dict(kwargs.pop("optimizer_kwargs", {}))
+        if optimizer_class is not None:
+            config.training(optimizer=optimizer_class, optimizer_kwargs={})
+        # An epsilon that the algorithm sets counts only without any settings of the user's.
+        has_settings = optimizer_class is not None or bool(options)
+        if has_settings and config.training.optimizer in ("adam", torch.optim.Adam):
+            config.training(adam_epsilon=options.pop("eps", 1e-8))
+        if options:
+            config.training(optimizer_kwargs={**config.training.optimizer_kwargs, **options})
+
+    def set_networks(self, config: Any, kwargs: dict[str, Any]) -> None:
+        """Set the networks that the keywords of the policy describe, and remove the keywords."""
+        model = model_config_of(
+            kwargs,
+            self.observation_space,
+            is_cnn=self.is_cnn,
+            critic=self.critic,
+            widths=self.widths,
+            activation=self.activation,
+        )
+        config.rl_module(model_config=model)
 
     @abstractmethod
     def set_options(self, config: Any, kwargs: dict[str, Any]) -> None:
@@ -704,7 +695,7 @@ class BaseAlgorithm(ABC):
         spaces_by_name = {"observation_space": self.observation_space, "action_space": self.action_space}
         about = {
             "class": to_plain("the algorithm", type(self))["__import__"],
-            "policy": self.policy_name,
+            "policy": self.policy_name or to_plain("the policy", self.policy_class),
             "n_envs": self.n_envs,
             "num_timesteps": self.num_timesteps,
             "total": self.total[0],
@@ -754,7 +745,7 @@ class BaseAlgorithm(ABC):
                     f"{path} is no file of `save` ({error}); one of Stable-Baselines3 is not read"
                 ) from error
         about = checkpoint["sb3"]
-        with handed_in(cls, *_callables({**(custom_objects or {}), **kwargs})):
+        with handed_in(cls, *_networks_of_script(), *_callables({**(custom_objects or {}), **kwargs})):
             names = FileNames(path, about, trust)
         kind = Kind("a BaseAlgorithm", (BaseAlgorithm,), takes_others=False)
         model_class = names.find("the class", about["class"], kind)
@@ -766,7 +757,10 @@ class BaseAlgorithm(ABC):
             given["learning_rate"] = given.pop("lr_schedule")  # files of Stable-Baselines3 contain both
         new_spaces = {name: given.pop(name) for name in ("observation_space", "action_space") if name in given}
         options |= {**given, "device": device, "_init_setup_model": False}
-        model = model_class(about["policy"], None if env is None else vector_of(env), **options)
+        policy: Any = about["policy"]
+        if isinstance(policy, Mapping):
+            policy = names.find("the policy", policy["__import__"], POLICY)
+        model = model_class(policy, None if env is None else vector_of(env), **options)
         model.n_envs = about["n_envs"] if env is None else model.env.num_envs
         model.total[0] = about["total"]
         model.num_timesteps = about["num_timesteps"]
@@ -779,6 +773,15 @@ class BaseAlgorithm(ABC):
         if print_system_info:
             get_system_info()
         return model
+
+
+def _networks_of_script() -> list[type]:
+    """Return the networks and optimizers of the running script.
+
+    A program that saves a model with a network of its own can load it again, as with Stable-Baselines3.
+    """
+    values = list(vars(sys.modules["__main__"]).values())
+    return [each for each in values if isinstance(each, type) and (NETWORK.fits(each) or OPTIMIZER.fits(each))]
 
 
 def _callables(value: Any) -> Iterator[Any]:

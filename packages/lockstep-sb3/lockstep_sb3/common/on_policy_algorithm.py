@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lockstep.trainer import OnpolicyTrainer
 from lockstep_sb3.common.base_class import BaseAlgorithm, option
 from lockstep_sb3.common.log_names import ON_POLICY_METRICS, MetricNames
+from lockstep_sb3.common.policy_module import policy_spec
 from lockstep_sb3.common.utils import obs_as_tensor
 
 
@@ -20,10 +21,14 @@ class OnPolicyAlgorithm(BaseAlgorithm):
     """Algorithm that trains on each rollout once."""
 
     activation = nn.Tanh
-    has_q = False
+    critic = "vf"
+    takes_own_policies = True
     adam_epsilon = 1e-5
     sde_log_std = 0.0
     log_interval = 1
+
+    shares_layers: ClassVar[bool] = True
+    """Whether policy and value function may have layers in common."""
 
     n_steps: int = 2048
     gae_lambda: float = option(0.95, "training.lambda_")
@@ -31,12 +36,39 @@ class OnPolicyAlgorithm(BaseAlgorithm):
     rollout_buffer_kwargs: Any = option(None, None)
 
     def set_options(self, config: Any, kwargs: dict[str, Any]) -> None:
-        # Policy and value function of Stable-Baselines3 share the convolutions, and have no layers after them by
-        # default.
-        shares_layers = self.is_cnn and not kwargs.get("net_arch")
-        model = {"orthogonal_init": kwargs.pop("ortho_init", True), "vf_share_layers": shares_layers}
-        config.rl_module(model_config={**model, "log_std_init": float(kwargs.pop("log_std_init", 0.0))})
         config.training(train_batch_size=self.n_steps * self.n_envs)
+
+    def set_networks(self, config: Any, kwargs: dict[str, Any]) -> None:
+        if not self.policy_name:
+            self._set_own_policy(config, kwargs)
+            return
+        shares_features = kwargs.get("share_features_extractor", True)
+        log_std_init = float(kwargs.pop("log_std_init", 0.0))
+        orthogonal = kwargs.pop("ortho_init", True)
+        super().set_networks(config, kwargs)
+        # The networks of Stable-Baselines3 share the extractor, and nothing above it.
+        model = config.rl_module.model_config
+        has_extractor = model.encoder is not None or self.is_cnn
+        is_shared = self.shares_layers and shares_features and has_extractor
+        is_shared = is_shared and not (model.hiddens or model.value_hiddens)
+        heads = {"orthogonal_init": orthogonal, "log_std_init": log_std_init}
+        config.rl_module(model_config={**heads, "vf_share_layers": is_shared})
+
+    def _set_own_policy(self, config: Any, kwargs: dict[str, Any]) -> None:
+        """Let a policy class of the user's own make the network, with all keywords."""
+        if self.use_sde:
+            self.refuse(f"use_sde=True with {self.policy_class.__name__}", "it needs a policy of the package")
+        kwargs.clear()
+        policy_kwargs = dict(self.policy_kwargs or {})
+        optimizer_class = policy_kwargs.get("optimizer_class", torch.optim.Adam)
+        if config.training.optimizer == "rmsprop":
+            optimizer_class = torch.optim.RMSprop
+            options = config.training.optimizer_kwargs
+            policy_kwargs |= {"optimizer_class": optimizer_class, "optimizer_kwargs": dict(options)}
+        rate = self.learning_rate(1.0) if callable(self.learning_rate) else self.learning_rate
+        policy_class: Any = self.policy_class
+        spec = policy_spec(policy_class, policy_kwargs, float(rate), optimizer_class)
+        config.rl_module(rl_module_spec=spec)
 
     def make_buffer(self) -> None:
         return None

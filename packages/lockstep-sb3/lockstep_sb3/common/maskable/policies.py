@@ -1,7 +1,54 @@
 """Policy classes of `MaskablePPO` for `MaskablePPO(MaskableActorCriticPolicy, env)`."""
 
-from lockstep_sb3.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
+from __future__ import annotations
 
-MaskableActorCriticPolicy = MlpPolicy
-MaskableActorCriticCnnPolicy = CnnPolicy
-MaskableMultiInputActorCriticPolicy = MultiInputPolicy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep_sb3.common.distributions import Distribution
+from lockstep_sb3.common.policies import ActorCriticPolicy
+
+FORBIDDEN = -1e9
+"""Logit of a choice that a mask forbids."""
+
+
+class MaskableActorCriticPolicy(ActorCriticPolicy):
+    """Policy and value function of `MaskablePPO`, for observations that are vectors."""
+
+    def get_distribution(self, obs: Any, action_masks: Any = None) -> Distribution:
+        """Return the action distributions of observations `[N, ...]`.
+
+        Args:
+            obs: Tensor, or a dict of tensors, `[N, ...]`.
+            action_masks: Masks `[N, entries]`. None allows every action.
+        """
+        return self._masked(super().get_distribution(obs), action_masks)
+
+    def evaluate_actions(
+        self, obs: Any, actions: Tensor, action_masks: Any = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the values `[N, 1]`, the log-probabilities of `actions` `[N]` and the entropies `[N]`, with gradients.
+
+        Arguments: see `ActorCriticPolicy.evaluate_actions` and `get_distribution`.
+        """
+        distribution, values = self.distribution_and_values(obs)
+        distribution = self._masked(distribution, action_masks)
+        return values, distribution.log_prob(actions), distribution.entropy()
+
+    def _masked(self, distribution: Distribution, action_masks: Any) -> Distribution:
+        """Return the distribution with very low logits for the choices that a mask forbids."""
+        if action_masks is None:
+            return distribution
+        allowed = torch.as_tensor(action_masks, dtype=torch.bool, device=distribution.inputs.device)
+        logits = distribution.inputs.masked_fill(~allowed.reshape(distribution.inputs.shape), FORBIDDEN)
+        return distribution.proba_distribution(logits)
+
+
+class MaskableActorCriticCnnPolicy(MaskableActorCriticPolicy):
+    """`MaskableActorCriticPolicy` for images."""
+
+
+class MaskableMultiInputActorCriticPolicy(MaskableActorCriticPolicy):
+    """`MaskableActorCriticPolicy` for observations that are dicts."""

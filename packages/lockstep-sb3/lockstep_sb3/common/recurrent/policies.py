@@ -1,17 +1,17 @@
 """Policy classes of `RecurrentPPO` for `RecurrentPPO(MlpLstmPolicy, env)`."""
 
-from lockstep_sb3.common.base_class import BasePolicy
+from lockstep_sb3.common.policies import NetworkPolicy
 
 
-class MlpLstmPolicy(BasePolicy):
+class MlpLstmPolicy(NetworkPolicy):
     """Policy with an LSTM for observations that are vectors."""
 
 
-class CnnLstmPolicy(BasePolicy):
+class CnnLstmPolicy(NetworkPolicy):
     """Policy with an LSTM for images."""
 
 
-class MultiInputLstmPolicy(BasePolicy):
+class MultiInputLstmPolicy(NetworkPolicy):
     """Policy with an LSTM for observations that are dicts."""
 
 

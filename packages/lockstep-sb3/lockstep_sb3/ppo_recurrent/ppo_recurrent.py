@@ -13,9 +13,6 @@ from lockstep.modules import is_image
 from lockstep.tracking import CollectStatsBase, TrainingStats
 from lockstep.trainer import OnpolicyTrainer
 from lockstep_sb3.algorithms import PPO
-from lockstep_sb3.common.recurrent.policies import CnnLstmPolicy, MlpLstmPolicy, MultiInputLstmPolicy
-
-__all__ = ["CnnLstmPolicy", "MlpLstmPolicy", "MultiInputLstmPolicy", "RecurrentPPO"]
 
 LSTM_DEFAULTS = {"bias": True, "dropout": 0.0, "bidirectional": False, "proj_size": 0}
 """Keywords of `torch.nn.LSTM` without a counterpart, with the values that ask for what happens anyway."""
@@ -62,6 +59,9 @@ class RecurrentPPO(PPO):
     `batch_size` steps, in sequences of at most that length.
     """
 
+    policy_package = "ppo_recurrent"
+    takes_own_policies = False
+    shares_layers = False
     policy_names = ("MlpLstmPolicy", "CnnLstmPolicy", "MultiInputLstmPolicy")
 
     n_steps: int = 128

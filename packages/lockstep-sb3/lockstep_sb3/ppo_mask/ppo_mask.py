@@ -20,9 +20,6 @@ from lockstep_sb3.common.maskable.boundary import (
     without_masks,
 )
 from lockstep_sb3.common.maskable.utils import get_action_masks, is_masking_supported
-from lockstep_sb3.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
-
-__all__ = ["CnnPolicy", "MaskablePPO", "MlpPolicy", "MultiInputPolicy"]
 
 
 @dataclass(eq=False, repr=False)
@@ -32,6 +29,9 @@ class MaskablePPO(PPO):
     The environment has a method `action_masks()`, which returns an entry for each choice (see `get_action_masks`).
     An `ActionMasker` adds such a method. Forbidden actions have the probability 0 when acting and in the loss.
     """
+
+    policy_package = "ppo_mask"
+    takes_own_policies = False
 
     def network_spaces(self) -> tuple[Any, Any]:
         choices = choices_of(self.action_space)

@@ -1,0 +1,3 @@
+"""A2C, at the place that it has in Stable-Baselines3."""
+
+from lockstep_sb3.algorithms import A2C as A2C

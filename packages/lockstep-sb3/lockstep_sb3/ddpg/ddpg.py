@@ -1,0 +1,3 @@
+"""DDPG, at the place that it has in Stable-Baselines3."""
+
+from lockstep_sb3.algorithms import DDPG as DDPG

@@ -1,0 +1,3 @@
+"""PPO, at the place that it has in Stable-Baselines3."""
+
+from lockstep_sb3.algorithms import PPO as PPO

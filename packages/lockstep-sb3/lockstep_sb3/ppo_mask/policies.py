@@ -1,0 +1,11 @@
+"""Policies of `MaskablePPO`."""
+
+from lockstep_sb3.common.maskable.policies import (
+    MaskableActorCriticCnnPolicy,
+    MaskableActorCriticPolicy,
+    MaskableMultiInputActorCriticPolicy,
+)
+
+MlpPolicy = MaskableActorCriticPolicy
+CnnPolicy = MaskableActorCriticCnnPolicy
+MultiInputPolicy = MaskableMultiInputActorCriticPolicy
