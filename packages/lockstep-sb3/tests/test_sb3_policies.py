@@ -321,7 +321,8 @@ class OwnPolicy(ActorCriticPolicy):
 
 @pytest.mark.parametrize("model_class", [PPO, A2C])
 def test_a_policy_of_the_users_own_learns_and_is_loaded(model_class, tmp_path):
-    model = made(model_class, OwnPolicy, learning_rate=0.01, n_steps=5 if model_class is A2C else 32)
+    n_steps = 5 if model_class is A2C else 32
+    model = made(model_class, OwnPolicy, learning_rate=0.01, gamma=0.0, n_steps=n_steps)
     assert type(model.policy) is OwnPolicy
     before = {name: value.clone() for name, value in model.policy.state_dict().items()}
     model.learn(1500)

@@ -16,7 +16,8 @@ from lockstep_sb3.common.callbacks import BaseCallback, EvalCallback
 from lockstep_sb3.common.env_util import make_vec_env
 from lockstep_sb3.common.evaluation import evaluate_policy
 from lockstep_sb3.common.recurrent.policies import RecurrentActorCriticPolicy
-from lockstep_sb3.ppo_recurrent import CnnLstmPolicy, MlpLstmPolicy, count_sequences
+from lockstep_sb3.ppo_recurrent import CnnLstmPolicy, MlpLstmPolicy
+from lockstep_sb3.ppo_recurrent.ppo_recurrent import count_sequences
 
 SMALL = {"lstm_hidden_size": 16, "net_arch": [16]}
 
