@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -180,3 +181,22 @@ def test_a_truncated_episode_is_not_terminated():
     assert model.replay_buffer.sample(100).dones.sum() == 0.0
     model = DQN("MlpPolicy", Count(), policy_kwargs=SMALL, learning_starts=9).learn(9)
     assert model.replay_buffer.sample(100).dones.sum() > 0.0
+
+
+def test_a_loop_of_ones_own_fills_and_samples_a_buffer():
+    """As in CleanRL's programs, whose `dones` are terminations already, and whose infos are a dict of arrays."""
+    envs = gym.vector.SyncVectorEnv([Copy, Copy], autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    space = envs.single_observation_space
+    buffer = ReplayBuffer(100, space, envs.single_action_space, "cpu", n_envs=2, handle_timeout_termination=False)
+    obs, _ = envs.reset(seed=0)
+    for _ in range(12):
+        actions = envs.action_space.sample()
+        next_obs, rewards, terminations, truncations, infos = envs.step(actions)
+        buffer.add(obs, next_obs, actions, rewards, terminations | truncations, infos)
+        obs = next_obs
+    data = buffer.sample(64)
+    assert data.observations.shape == data.next_observations.shape == (64, 1)
+    assert data.actions.shape == data.rewards.shape == data.dones.shape == (64, 1)
+    assert torch.equal(data.rewards, (data.actions == data.observations).float())
+    assert 0 < data.dones.sum() < 64
+    assert buffer.size() == 12

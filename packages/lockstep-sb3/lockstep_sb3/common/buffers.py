@@ -67,7 +67,8 @@ class ReplayBuffer(BaseBuffer):
         device: Device of the samples.
         n_envs: Number of environments.
         optimize_memory_usage: Store each observation once.
-        handle_timeout_termination: True: truncated episodes are not terminated.
+        handle_timeout_termination: Read from the infos whether an episode was truncated, and so is not terminated.
+            False takes every end of an episode for a termination.
         n_steps: Number of rewards that are summed.
         gamma: Discount of these sums.
         hindsight: Relabelling of goals; see `HerReplayBuffer`.
@@ -91,11 +92,6 @@ class ReplayBuffer(BaseBuffer):
         hindsight: Hindsight | None = None,
         buffer: LockstepBuffer | None = None,
     ) -> None:
-        if not handle_timeout_termination:
-            raise ValueError(
-                "handle_timeout_termination=False is not allowed: a truncated episode is never taken for a terminated "
-                "one; let the environment set `terminated`"
-            )
         super().__init__(max(buffer_size // n_envs, 1), observation_space, action_space, device, n_envs)
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
@@ -148,7 +144,9 @@ class ReplayBuffer(BaseBuffer):
             infos: Info of each environment. With `"TimeLimit.truncated"` the episode was truncated.
         """
         is_over = np.asarray(done, np.bool_).reshape(self.n_envs)
-        is_truncated = np.array([bool(info.get("TimeLimit.truncated", False)) for info in infos])
+        is_truncated = np.zeros(self.n_envs, np.bool_)
+        if self.handle_timeout_termination:
+            is_truncated[:] = [bool(info.get("TimeLimit.truncated", False)) for info in infos]
         is_discrete = isinstance(self.action_space, spaces.Discrete)
         actions = np.asarray(action).reshape((self.n_envs,) if is_discrete else (self.n_envs, -1))
         self.lockstep.add(
