@@ -57,7 +57,8 @@ stop = StopTrainingOnMaxEpisodes(2)
 dqn = DQN("MlpPolicy", VecNormalize(VecMonitor(DummyVecEnv([Count]))), policy_kwargs=small, learning_starts=2)
 dqn.learn(1000, stop)
 assert dqn.num_timesteps == 6, dqn.num_timesteps
-evaluation = EvalCallback(DummyVecEnv([lambda: Monitor(Count())]), StopTrainingOnRewardThreshold(6.0), eval_freq=4, verbose=0)
+judge = StopTrainingOnRewardThreshold(6.0)
+evaluation = EvalCallback(DummyVecEnv([lambda: Monitor(Count())]), judge, eval_freq=4, verbose=0)
 other = PPO("MlpPolicy", DummyVecEnv([lambda: Monitor(Count())]), n_steps=64, policy_kwargs=small).learn(64, evaluation)
 assert other.num_timesteps == 4, other.num_timesteps
 assert evaluate_policy(other, DummyVecEnv([lambda: Monitor(Count())]), 2) == (6.0, 0.0)
