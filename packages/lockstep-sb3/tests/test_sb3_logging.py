@@ -262,3 +262,30 @@ def test_a_method_that_another_one_calls_is_a_helper():
             return self.n_calls < 3
 
     assert PPO("MlpPolicy", Copy(), n_steps=32, policy_kwargs=SMALL).learn(32, Helped()).num_timesteps == 3
+
+
+def test_logged_losses_have_the_values_of_stable_baselines3():
+    """One update of one step on a whole rollout, so that values and probabilities are those before the update."""
+    kept = Kept()
+    rollout = {}
+
+    class Reads(BaseCallback):
+        def _on_step(self):
+            for name in ("values", "rewards", "log_probs"):
+                rollout.setdefault(name, []).append(np.asarray(self.locals[name]).reshape(-1))
+            return True
+
+    model = PPO("MlpPolicy", Copy(), n_steps=10, batch_size=10, n_epochs=1, gamma=0.0, gae_lambda=1.0, seed=0)
+    model.set_logger(Logger(None, [kept]))
+    model.learn(10, Reads())
+    values = kept.dumps[0][1]
+    errors = np.concatenate(rollout["rewards"]) - np.concatenate(rollout["values"])
+    np.testing.assert_allclose(values["train/value_loss"], np.mean(errors**2), rtol=1e-5)
+    np.testing.assert_allclose(values["train/entropy_loss"], -np.log(2), atol=1e-3)  # nearly uniform at first
+    np.testing.assert_allclose(values["train/policy_gradient_loss"], 0.0, atol=1e-6)  # of normalized advantages
+    total = values["train/policy_gradient_loss"] + 0.5 * values["train/value_loss"]
+    np.testing.assert_allclose(values["train/loss"], total, rtol=1e-5)
+    assert values["train/n_updates"] == 1
+    assert values["train/clip_range"] == 0.2
+    assert values["train/learning_rate"] == pytest.approx(3e-4)
+    assert len(np.concatenate(rollout["log_probs"])) == 10
