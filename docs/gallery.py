@@ -51,6 +51,8 @@ class Result(TypedDict):
     steps: int
     final_return: float
     final_return_std: float
+    best_return: float
+    """Mean return of the best evaluation."""
     seconds: float
     has_video: bool
     """Whether the environment could be filmed."""
@@ -126,6 +128,7 @@ def show_recipe(recipe: Recipe, seed: int) -> Result:
         steps=summary["train_step"] or summary["gradient_step"],
         final_return=summary["final_return"],
         final_return_std=summary["final_return_std"],
+        best_return=summary["best_score"],
         seconds=summary["timing"]["total_time"],
         has_video=film(run, IMAGES / f"{name}.gif"),
     )
@@ -222,9 +225,9 @@ def page_lines(results: Mapping[str, Result]) -> Iterator[str]:
     yield from (
         "# Gallery",
         "",
-        "What the recipes learn in less than ten minutes. Each was trained once, by the command that is shown. The",
-        "curve is the mean return of the evaluations, with the deviation over their episodes. The video shows some",
-        "frames of an episode of the best policy. Times are those of one thread on a busy machine.",
+        "What the recipes learn in less than ten minutes. Each was trained once, by the command that is shown. Returns are",
+        "those of the last evaluation, and a curve has all evaluations, with the deviation over their episodes. The video",
+        "shows some frames of an episode of the best policy. Times are those of one thread on a busy machine.",
         "",
         "`python docs/gallery.py` makes this page. Several seeds of every recipe: [results](results.md).",
     )
@@ -240,8 +243,8 @@ def page_lines(results: Mapping[str, Result]) -> Iterator[str]:
 
     missing = [recipe for recipe in recipes if name_of(recipe) not in results]
     if missing:
-        names = ", ".join(f"{recipe.algorithm.upper()} on {recipe.env}" for recipe in missing)
-        yield from ("", "## Not trained yet", "", f"These recipes take less than ten minutes as well: {names}.")
+        yield from ("", "## Not trained yet", "", "These recipes take less than ten minutes as well:", "")
+        yield from (f"- {recipe.algorithm.upper()} on {recipe.env}" for recipe in missing)
 
 
 def recipe_lines(recipe: Recipe, result: Result) -> Iterator[str]:
@@ -250,13 +253,16 @@ def recipe_lines(recipe: Recipe, result: Result) -> Iterator[str]:
     title = f"{recipe.algorithm.upper()} on {recipe.env}"
     reached = f"{number_text(result['final_return'])} ± {number_text(result['final_return_std'], 3)}"
     needs = f" It needs the extra `{recipe.requires}`." if recipe.requires else ""
+    best = ""
+    if result["best_return"] > result["final_return"]:
+        best = f" (best evaluation: {number_text(result['best_return'])})"
     yield from (
         "",
         f"### {title}",
         "",
         f"`{' '.join(command_of(recipe, result['seed']))}`",
         "",
-        f"Return {reached} after {result['steps']:,} steps in {clock_text(result['seconds'])} minutes.{needs}",
+        f"Return {reached} after {result['steps']:,} steps{best}, in {clock_text(result['seconds'])} minutes.{needs}",
         "",
         f"![Evaluation returns of {title}](images/gallery/{name}.png)",
     )

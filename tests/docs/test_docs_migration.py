@@ -32,7 +32,10 @@ def peer_of(block: Block) -> str:
     return peer
 
 
+SHORT_PAGES = {peer: (ROOT / f"docs/from-{peer}.md").read_text() for peer in ("sb3", "rllib", "tianshou")}
+"""Pages with one small program of the library, and the same in Lockstep."""
 THERE = [pytest.param(block, id=f"{peer_of(block)}:{block.line}") for block in blocks_of(PAGE, "py")]
+THERE += [pytest.param(blocks_of(page, "py")[0], id=f"{peer}:short") for peer, page in SHORT_PAGES.items()]
 
 
 def test_each_library_stands_beside_ours_and_ours_comes_after_theirs():
@@ -41,6 +44,22 @@ def test_each_library_stands_beside_ours_and_ours_comes_after_theirs():
         blocks = blocks_of(section, "py", "python")
         assert [block.language for block in blocks] == ["py", "python"] * (len(blocks) // 2), peer
         assert {peer_of(block) for block in blocks if block.language == "py"} == {peer}
+
+
+@pytest.mark.parametrize("peer", SHORT_PAGES)
+def test_a_short_page_has_their_program_then_ours_with_the_same_numbers(peer):
+    there, here = blocks_of(SHORT_PAGES[peer], "py", "python")
+    assert (there.language, here.language) == ("py", "python")
+    assert PEERS[peer_of(there)] == peer
+    for names in (
+        "gamma",
+        "lr|learning_rate",
+        "batch_size|minibatch_size",
+        "num_epochs|n_epochs",
+        "clip_param|clip_range",
+    ):
+        theirs, ours = (set(re.findall(rf"\b(?:{names})=([\d_.e-]+)", block.text)) for block in (there, here))
+        assert theirs == ours, names
 
 
 def test_names_of_learners_methods_that_the_page_gives_exist():
@@ -82,6 +101,7 @@ def test_programs_of_other_libraries_run_in_their_own_environments(block, tmp_pa
     if not python.exists():
         pytest.skip(f"no {python.relative_to(ROOT)}: python benchmarks/peers/setup_peers.py makes it")
     code = re.sub(r"\btotal_timesteps=[\d_]+", "total_timesteps=2_048", block.text)
+    code = code.replace("range(50)", "range(10)").replace("max_epochs=5", "max_epochs=1")
     named = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     environment = {**named, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
