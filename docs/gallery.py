@@ -44,6 +44,15 @@ FRAME_MS = 60
 """Milliseconds for which a frame is shown."""
 
 
+INTRODUCTION = """# Gallery
+
+What the recipes learn in less than ten minutes. Each was trained once, by the command that is shown. Returns are those
+of the last evaluation. A curve has all evaluations, with the deviation over their episodes. The video shows some frames
+of an episode of the best policy. Times are those of one thread on a busy machine.
+
+`python docs/gallery.py` makes this page. Several seeds of every recipe: [results](results.md)."""
+
+
 class Result(TypedDict):
     """What a recipe has reached in its run."""
 
@@ -222,15 +231,7 @@ def page_text(results: Mapping[str, Result]) -> str:
 def page_lines(results: Mapping[str, Result]) -> Iterator[str]:
     """Yield the lines of the page: a section for each environment, and the recipes that are missing."""
     recipes = gallery_recipes()
-    yield from (
-        "# Gallery",
-        "",
-        "What the recipes learn in less than ten minutes. Each was trained once, by the command that is shown. Returns are",
-        "those of the last evaluation, and a curve has all evaluations, with the deviation over their episodes. The video",
-        "shows some frames of an episode of the best policy. Times are those of one thread on a busy machine.",
-        "",
-        "`python docs/gallery.py` makes this page. Several seeds of every recipe: [results](results.md).",
-    )
+    yield INTRODUCTION
     env = ""
     for recipe in recipes:
         name = name_of(recipe)
