@@ -10,8 +10,9 @@ from gymnasium import spaces
 from small_tasks import Aim, Copy, Count
 
 from lockstep.envs.toys.probes import BitFlipping
-from lockstep_sb3 import DQN, SAC, TD3, HerReplayBuffer
-from lockstep_sb3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from lockstep_sb3 import A2C, DQN, SAC, TD3, HerReplayBuffer
+from lockstep_sb3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer, RolloutBuffer
+from lockstep_sb3.common.callbacks import BaseCallback
 from lockstep_sb3.common.env_util import make_vec_env
 from lockstep_sb3.her.goal_selection_strategy import GoalSelectionStrategy
 
@@ -154,6 +155,85 @@ REFUSED = [
 def test_buffers_without_a_counterpart_are_refused_by_name(options, word):
     with pytest.raises(ValueError, match=word):
         SAC("MlpPolicy", Aim(), **options)
+
+
+# -- rollouts ---
+
+
+def test_a_rollout_buffer_computes_gae_as_written_out():
+    box = spaces.Box(-1.0, 1.0, (2,))
+    buffer = RolloutBuffer(3, box, spaces.Discrete(2), device="cpu", gae_lambda=0.5, gamma=0.5, n_envs=1)
+    for step, value in enumerate((1.0, 2.0, 3.0)):
+        buffer.add(
+            np.full((1, 2), step),
+            np.array([1]),
+            np.array([4.0]),
+            np.array([step == 2]),
+            torch.tensor([[value]]),
+            torch.zeros(1),
+        )
+    buffer.compute_returns_and_advantage(torch.tensor([8.0]), np.array([False]))
+    # errors: 4 + 0.5 * 2 - 1 = 4;  4 - 2 = 2 (the next step begins an episode);  4 + 0.5 * 8 - 3 = 5
+    np.testing.assert_allclose(buffer.advantages[:, 0], [4.0 + 0.25 * 2.0, 2.0, 5.0])
+    np.testing.assert_allclose(buffer.returns[:, 0], [5.5, 4.0, 8.0])
+    batches = list(buffer.get(2))
+    assert [len(batch.returns) for batch in batches] == [2, 1]
+    assert sorted(torch.cat([batch.returns for batch in batches]).tolist()) == [4.0, 5.5, 8.0]
+    with pytest.raises(ValueError, match="reset"):
+        buffer.add(np.zeros((1, 2)), np.zeros(1), np.zeros(1), np.zeros(1), torch.zeros(1), torch.zeros(1))
+    buffer.reset()
+    with pytest.raises(ValueError, match="0 of its 3 steps"):
+        next(buffer.get())
+
+
+def test_the_rollout_buffer_of_a_model_has_the_rollout_that_ends():
+    seen = []
+
+    class Seen(BaseCallback):
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_rollout_end(self) -> None:
+            buffer = self.model.rollout_buffer
+            assert isinstance(buffer, RolloutBuffer)
+            assert (buffer.size(), buffer.full, buffer.n_envs) == (self.model.n_steps, True, 2)
+            seen.append((buffer.rewards, buffer.observations, buffer.actions))
+
+    model = A2C("MlpPolicy", make_vec_env(Count, n_envs=2), n_steps=6, rollout_buffer_class=RolloutBuffer)
+    model.learn(12, callback=Seen())
+    ((rewards, observations, actions),) = seen
+    np.testing.assert_array_equal(rewards[:, 0], [1.0, 2.0, 3.0, 1.0, 2.0, 3.0])
+    np.testing.assert_array_equal(observations[:, 1, 0], [0.0, 1.0, 2.0, 0.0, 1.0, 2.0])
+    assert actions.shape == (6, 2, 1)
+
+    # A model is given longer rollouts, as programs do after loading it.
+    model.n_steps = 12
+    model.rollout_buffer.buffer_size = 12
+    model.rollout_buffer.n_envs = 2
+    model.rollout_buffer.reset()
+    model.learn(24, callback=Seen())
+    assert seen[-1][0].shape == (12, 2)
+    with pytest.raises(ValueError, match="buffer_size=7"):
+        model.rollout_buffer.buffer_size = 7
+
+
+def test_parameters_are_copied_from_a_model_or_a_file(tmp_path):
+    kwargs = {"policy_kwargs": SMALL, "learning_starts": 8, "batch_size": 8}
+    model = SAC("MlpPolicy", Aim(), seed=1, **kwargs).learn(20)
+    parameters = model.get_parameters()
+    assert set(parameters) == {"policy", "actor.optimizer", "critic.optimizer", "ent_coef_optimizer"}
+    model.save(tmp_path / "model")
+    for source in (parameters, tmp_path / "model"):
+        other = SAC("MlpPolicy", Aim(), seed=2, **kwargs)
+        other.set_parameters(source)
+        obs = np.ones(2, np.float32)
+        assert other.predict(obs, deterministic=True)[0] == model.predict(obs, deterministic=True)[0]
+        other.learn(20)
+    with pytest.raises(ValueError, match="wings"):
+        model.set_parameters({"wings": {}}, exact_match=False)
+    with pytest.raises(ValueError, match="actor.optimizer"):
+        model.set_parameters({"policy": parameters["policy"]})
+    model.set_parameters({"policy": parameters["policy"]}, exact_match=False)
 
 
 # -- numbers of gradient steps ---

@@ -32,7 +32,7 @@ from lockstep.rollout import Collector
 from lockstep.state import FileNames, Kind, claims_of, handed_in, read_checkpoint, signed, write_checkpoint
 from lockstep.trainer import Callback, CollectEnd, OffpolicyTrainer, OnpolicyTrainer
 from lockstep_sb3.common import noise
-from lockstep_sb3.common.buffers import ReplayBuffer
+from lockstep_sb3.common.buffers import BaseBuffer
 from lockstep_sb3.common.callbacks import BaseCallback, CallbackList, ProgressBarCallback, as_callback
 from lockstep_sb3.common.env_util import vector_of
 from lockstep_sb3.common.files import DAMAGE
@@ -77,8 +77,10 @@ KINDS = {"features_extractor_class": NETWORK, "activation_fn": NETWORK, "optimiz
 STEPS_SAMPLED = "num_env_steps_sampled_lifetime"
 """Key of `Policy.timesteps` with the number of environment steps, which schedules and exploration depend on."""
 NOISE_CLASSES = (noise.NormalActionNoise, noise.OrnsteinUhlenbeckActionNoise)
-BUFFER = Kind("a replay buffer", (ReplayBuffer,))
-"""Classes that a file may name as `replay_buffer_class`."""
+BUFFER = Kind("a buffer", (BaseBuffer,))
+"""Classes that a file may name as `replay_buffer_class` or `rollout_buffer_class`."""
+OPTIMIZER_NAMES = {"default_optimizer": "policy.optimizer", "alpha": "ent_coef_optimizer"}
+"""Names of optimizers in `get_parameters`, by their names in Lockstep. Others are `<name>.optimizer`."""
 POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
 """Allowed values of `policy`."""
 
@@ -668,6 +670,43 @@ class BaseAlgorithm(ABC):
         self.env = venv
         self._connect()
 
+    def get_parameters(self) -> dict[str, dict[str, Any]]:
+        """Return the parameters of the policy as `"policy"`, and the states of the optimizers by their names."""
+        parameters: dict[str, dict[str, Any]] = {"policy": self.policy.state_dict()}
+        states = self.learner.get_state("optimizer")["optimizer"]
+        return parameters | {name: states[key] for name, key in self._optimizer_keys().items()}
+
+    def _optimizer_keys(self) -> dict[str, str]:
+        """Return the keys of the optimizers in the learner's state, by their names in `get_parameters`."""
+        return {OPTIMIZER_NAMES.get(each.name, f"{each.name}.optimizer"): each.key for each in self.learner.optimizers}
+
+    def set_parameters(
+        self, load_path_or_dict: str | Path | Mapping[str, Any], exact_match: bool = True, device: Any = "auto"
+    ) -> None:
+        """Set parameters of the policy and states of the optimizers.
+
+        Args:
+            load_path_or_dict: Result of `get_parameters`, or a file of `save`.
+            exact_match: All of them must be given. False sets those that are given.
+            device: Has no effect; the parameters stay on the device of the model.
+
+        Raises:
+            ValueError: A name is unknown, or one is missing.
+        """
+        if not isinstance(load_path_or_dict, Mapping):
+            load_path_or_dict = type(self).load(load_path_or_dict, device=self.device).get_parameters()
+        optimizer_keys = self._optimizer_keys()
+        known = {"policy", *optimizer_keys}
+        given = set(load_path_or_dict)
+        if not given <= known or (exact_match and given != known):
+            raise ValueError(f"set_parameters got {sorted(given)}; {type(self).__name__} has {sorted(known)}")
+        if "policy" in given:
+            self.policy.load_state_dict(load_path_or_dict["policy"], strict=exact_match)
+        state = self.learner.get_state("optimizer")
+        for name in given - {"policy"}:
+            state["optimizer"][optimizer_keys[name]] = load_path_or_dict[name]
+        self.learner.set_state(state)
+
     # -- files ---
 
     def save(
@@ -817,7 +856,7 @@ def _read_option(name: str, plain: Any, names: FileNames) -> Any:
         return classes[plain["noise"]](**{key: part for key, part in plain.items() if key != "noise"})
     if isinstance(plain, Mapping) and "progress" in plain:
         return SavedSchedule(plain["progress"])
-    if name == "replay_buffer_class" and isinstance(plain, Mapping) and list(plain) == ["__import__"]:
+    if name.endswith("_buffer_class") and isinstance(plain, Mapping) and list(plain) == ["__import__"]:
         return names.find(name, plain["__import__"], BUFFER)
     if name != "policy_kwargs" or not isinstance(plain, Mapping):
         return from_plain(name, plain, names)

@@ -1,9 +1,10 @@
-"""Replay buffers with the interface of Stable-Baselines3, over those of Lockstep."""
+"""Replay buffers with the interface of Stable-Baselines3, over those of Lockstep, and rollout buffers."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -15,7 +16,12 @@ from torch import Tensor
 from lockstep.data import Columns, map_tree
 from lockstep.replay import Hindsight
 from lockstep.replay import ReplayBuffer as LockstepBuffer
-from lockstep_sb3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
+from lockstep_sb3.common.type_aliases import (
+    DictReplayBufferSamples,
+    DictRolloutBufferSamples,
+    ReplayBufferSamples,
+    RolloutBufferSamples,
+)
 from lockstep_sb3.common.utils import get_device
 
 
@@ -196,6 +202,147 @@ class ReplayBuffer(BaseBuffer):
             rewards=self.to_torch(rewards[:, None]),
             discounts=None if discounts is None else self.to_torch(discounts.astype(np.float32)[:, None]),
         )
+
+
+class RolloutBuffer(BaseBuffer):
+    """Steps of one rollout, with the advantages of GAE (Schulman et al. 2016). Arrays are `[steps, environments, ...]`.
+
+    Args:
+        buffer_size: Number of steps of each environment.
+        observation_space: Observation space.
+        action_space: Action space.
+        device: Device of the samples.
+        gae_lambda: Lambda of GAE.
+        gamma: Discount.
+        n_envs: Number of environments.
+    """
+
+    samples_class: ClassVar[type] = RolloutBufferSamples
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: gym.Space,
+        action_space: gym.Space,
+        device: torch.device | str = "auto",
+        gae_lambda: float = 1.0,
+        gamma: float = 0.99,
+        n_envs: int = 1,
+    ) -> None:
+        super().__init__(buffer_size, observation_space, action_space, device, n_envs)
+        self.gae_lambda = gae_lambda
+        self.gamma = gamma
+        self.reset()
+
+    def reset(self) -> None:
+        shape = (self.buffer_size, self.n_envs)
+        self.observations: Any = zeros_of(self.observation_space, shape)
+        self.actions = np.zeros((*shape, action_size(self.action_space)), self.action_space.dtype)
+        self.rewards = np.zeros(shape, np.float32)
+        self.episode_starts = np.zeros(shape, np.float32)
+        self.values = np.zeros(shape, np.float32)
+        self.log_probs = np.zeros(shape, np.float32)
+        self.advantages = np.zeros(shape, np.float32)
+        self.returns = np.zeros(shape, np.float32)
+        self.pos = 0
+        self.full = False
+
+    def size(self) -> int:
+        return self.buffer_size if self.full else self.pos
+
+    def add(
+        self,
+        obs: Any,
+        action: np.ndarray,
+        reward: np.ndarray,
+        episode_start: np.ndarray,
+        value: Tensor,
+        log_prob: Tensor,
+    ) -> None:
+        """Add a step of all environments.
+
+        Args:
+            obs: Observations `[n_envs, ...]`.
+            action: Actions `[n_envs, ...]`.
+            reward: Rewards `[n_envs]`.
+            episode_start: Whether the observations are the first of their episodes, `[n_envs]`.
+            value: Values of the observations, `[n_envs]` or `[n_envs, 1]`.
+            log_prob: Log-probabilities of the actions, `[n_envs]`.
+
+        Raises:
+            ValueError: the buffer is full.
+        """
+        if self.full:
+            raise ValueError(f"the rollout has its {self.buffer_size} steps; call reset() before the next one")
+        parts = self.observations if isinstance(self.observations, dict) else {"": self.observations}
+        for name, column in parts.items():
+            column[self.pos] = np.reshape(obs[name] if name else obs, column.shape[1:])
+        self.actions[self.pos] = np.reshape(action, self.actions.shape[1:])
+        self.rewards[self.pos] = reward
+        self.episode_starts[self.pos] = episode_start
+        self.values[self.pos] = value.detach().cpu().numpy().reshape(self.n_envs)
+        self.log_probs[self.pos] = log_prob.detach().cpu().numpy().reshape(self.n_envs)
+        self.pos += 1
+        self.full = self.pos == self.buffer_size
+
+    def compute_returns_and_advantage(self, last_values: Tensor, dones: np.ndarray) -> None:
+        """Compute `advantages`, and `returns`, which are the values plus the advantages.
+
+        Args:
+            last_values: Values of the observations after the last step, `[n_envs]`.
+            dones: Whether the last step ended the episodes, `[n_envs]`.
+        """
+        next_values = last_values.detach().cpu().numpy().reshape(self.n_envs)
+        continues = 1.0 - np.asarray(dones, np.float32)
+        advantage = np.zeros(self.n_envs, np.float32)
+        for step in reversed(range(self.buffer_size)):
+            errors = self.rewards[step] + self.gamma * continues * next_values - self.values[step]
+            advantage = errors + self.gamma * self.gae_lambda * continues * advantage
+            self.advantages[step] = advantage
+            next_values = self.values[step]
+            continues = 1.0 - self.episode_starts[step]
+        self.returns = self.advantages + self.values
+
+    def get(self, batch_size: int | None = None) -> Iterator[Any]:
+        """Yield all rows once, in random order, in minibatches of `batch_size` rows.
+
+        Raises `ValueError` if the rollout is not complete.
+        """
+        if not self.full:
+            raise ValueError(f"the rollout has {self.pos} of its {self.buffer_size} steps; add the others first")
+        number = self.buffer_size * self.n_envs
+        order = np.random.permutation(number)  # noqa: NPY002
+        columns = {
+            "observations": self.observations,
+            "actions": self.actions,
+            "old_values": self.values,
+            "old_log_prob": self.log_probs,
+            "advantages": self.advantages,
+            "returns": self.returns,
+        }
+        size = batch_size or number
+        for start in range(0, number, size):
+            rows = order[start : start + size]
+            samples = map_tree(lambda column: self.to_torch(column.reshape(number, *column.shape[2:])[rows]), columns)
+            yield self.samples_class(**samples)
+
+
+class DictRolloutBuffer(RolloutBuffer):
+    """Rollout with observations that are dicts."""
+
+    samples_class = DictRolloutBufferSamples
+
+
+def zeros_of(space: Any, leading_shape: tuple[int, ...]) -> Any:
+    """Return zeros for observations of a space, `[*leading_shape, ...]`; a dict of arrays for a Dict."""
+    if isinstance(space, spaces.Dict):
+        return {name: zeros_of(part, leading_shape) for name, part in space.spaces.items()}
+    return np.zeros((*leading_shape, *(space.shape or (1,))), space.dtype)
+
+
+def action_size(space: Any) -> int:
+    """Return the number of numbers in an action: 1 for a Discrete space."""
+    return 1 if isinstance(space, spaces.Discrete) else math.prod(space.shape)
 
 
 class DictReplayBuffer(ReplayBuffer):

@@ -6,14 +6,78 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lockstep.data import map_tree
 from lockstep.trainer import OnpolicyTrainer
 from lockstep_sb3.common.base_class import BaseAlgorithm, option
+from lockstep_sb3.common.buffers import BaseBuffer, DictRolloutBuffer, RolloutBuffer
 from lockstep_sb3.common.log_names import ON_POLICY_METRICS, MetricNames
 from lockstep_sb3.common.policy_module import policy_spec
 from lockstep_sb3.common.utils import obs_as_tensor
+
+
+class PresentRollout(RolloutBuffer):
+    """Observations, actions and rewards of a model's present rollout, for callbacks. It is empty after the update.
+
+    Values and advantages are not there: Lockstep computes them in the update.
+    """
+
+    def __init__(self, model: OnPolicyAlgorithm) -> None:
+        self.model = model
+        BaseBuffer.__init__(
+            self, model.n_steps, model.observation_space, model.action_space, model.device, model.n_envs
+        )
+        self.gae_lambda = model.gae_lambda
+        self.gamma = model.gamma
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute. Sizes must be those of the model."""
+        sizes = {"buffer_size": self.model.n_steps, "n_envs": self.model.n_envs} if name != "model" else {}
+        if value != sizes.get(name, value):
+            raise ValueError(f"rollout_buffer.{name}={value!r} is not allowed; the model has {sizes[name]}")
+        object.__setattr__(self, name, value)
+
+    def reset(self) -> None:
+        """Do nothing: a rollout is emptied after the update."""
+
+    @property
+    def _steps(self) -> int:
+        store = self.model.trainer.buffer if self.model.trainer else None
+        return 0 if store is None else int(store.size)
+
+    def _column(self, column: Any) -> Any:
+        """Return the steps of a column of the store that are written."""
+        return map_tree(lambda leaf: leaf[: self._steps].copy(), column)
+
+    @property
+    def pos(self) -> int:
+        """Number of steps in the rollout."""
+        return self._steps
+
+    @property
+    def full(self) -> bool:
+        """Whether the rollout is complete."""
+        return self._steps >= self.buffer_size
+
+    @property
+    def observations(self) -> Any:
+        """Observations `[steps, environments, ...]`."""
+        return self._column(self.model.trainer.buffer.obs)
+
+    @property
+    def actions(self) -> np.ndarray:
+        """Actions `[steps, environments, ...]` in the form that the policy gives."""
+        actions: np.ndarray = self._column(self.model.trainer.buffer.actions)
+        return actions.reshape(*actions.shape[:2], -1)
+
+    @property
+    def rewards(self) -> np.ndarray:
+        """Rewards `[steps, environments]`."""
+        rewards: np.ndarray = self._column(self.model.trainer.buffer.rewards)
+        return rewards
 
 
 @dataclass(eq=False, repr=False)
@@ -32,10 +96,14 @@ class OnPolicyAlgorithm(BaseAlgorithm):
 
     n_steps: int = 2048
     gae_lambda: float = option(0.95, "training.lambda_")
-    rollout_buffer_class: Any = option(None, None)
-    rollout_buffer_kwargs: Any = option(None, None)
+    rollout_buffer_class: type[BaseBuffer] | None = None
+    rollout_buffer_kwargs: dict[str, Any] | None = None
 
     def set_options(self, config: Any, kwargs: dict[str, Any]) -> None:
+        if self.rollout_buffer_class not in (None, RolloutBuffer, DictRolloutBuffer):
+            self.refuse(f"rollout_buffer_class={self.rollout_buffer_class}", "give RolloutBuffer, or leave it out")
+        if self.rollout_buffer_kwargs:
+            self.refuse(f"rollout_buffer_kwargs={self.rollout_buffer_kwargs}", "leave it out")
         config.training(train_batch_size=self.n_steps * self.n_envs)
 
     def set_networks(self, config: Any, kwargs: dict[str, Any]) -> None:
@@ -82,6 +150,11 @@ class OnPolicyAlgorithm(BaseAlgorithm):
         self.trainer.step_per_collect = self.n_steps * self.n_envs
         self.trainer.batch_size = self.config.training.minibatch_size
         self.trainer.repeat_per_collect = self.config.training.num_epochs
+
+    @property
+    def rollout_buffer(self) -> PresentRollout:
+        """Present rollout. It is complete when callbacks are notified of its end."""
+        return PresentRollout(self)
 
     def log_unit(self) -> int:
         return (self.num_timesteps - self._steps_before) // (self.n_steps * self.n_envs)
