@@ -52,12 +52,12 @@ class PresentRollout(RolloutBuffer):
         """Return the steps of a column of the store that are written."""
         return map_tree(lambda leaf: leaf[: self._steps].copy(), column)
 
-    @property
+    @property  # type: ignore[override]
     def pos(self) -> int:
         """Number of steps in the rollout."""
         return self._steps
 
-    @property
+    @property  # type: ignore[override]
     def full(self) -> bool:
         """Whether the rollout is complete."""
         return self._steps >= self.buffer_size
@@ -67,13 +67,13 @@ class PresentRollout(RolloutBuffer):
         """Observations `[steps, environments, ...]`."""
         return self._column(self.model.trainer.buffer.obs)
 
-    @property
+    @property  # type: ignore[override]
     def actions(self) -> np.ndarray:
         """Actions `[steps, environments, ...]` in the form that the policy gives."""
         actions: np.ndarray = self._column(self.model.trainer.buffer.actions)
         return actions.reshape(*actions.shape[:2], -1)
 
-    @property
+    @property  # type: ignore[override]
     def rewards(self) -> np.ndarray:
         """Rewards `[steps, environments]`."""
         rewards: np.ndarray = self._column(self.model.trainer.buffer.rewards)
