@@ -322,9 +322,14 @@ class RolloutBuffer(BaseBuffer):
         }
         size = batch_size or number
         for start in range(0, number, size):
-            rows = order[start : start + size]
-            samples = map_tree(lambda column: self.to_torch(column.reshape(number, *column.shape[2:])[rows]), columns)
-            yield self.samples_class(**samples)
+            yield self.samples_class(**self._rows_of(columns, order[start : start + size]))
+
+    def _rows_of(self, columns: Mapping[str, Any], rows: np.ndarray) -> dict[str, Any]:
+        """Return rows of columns `[steps, environments, ...]`, counted step by step, as tensors `[N, ...]`."""
+        taken: dict[str, Any] = map_tree(
+            lambda column: self.to_torch(column.reshape(-1, *column.shape[2:])[rows]), dict(columns)
+        )
+        return taken
 
 
 class DictRolloutBuffer(RolloutBuffer):
