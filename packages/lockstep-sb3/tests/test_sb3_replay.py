@@ -231,7 +231,7 @@ def test_parameters_are_copied_from_a_model_or_a_file(tmp_path):
         other.learn(20)
     with pytest.raises(ValueError, match="wings"):
         model.set_parameters({"wings": {}}, exact_match=False)
-    with pytest.raises(ValueError, match="actor.optimizer"):
+    with pytest.raises(ValueError, match=r"actor\.optimizer"):
         model.set_parameters({"policy": parameters["policy"]})
     model.set_parameters({"policy": parameters["policy"]}, exact_match=False)
 
