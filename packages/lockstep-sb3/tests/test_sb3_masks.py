@@ -107,6 +107,25 @@ def test_masked_logits_have_the_probability_of_allowed_actions_alone():
     torch.testing.assert_close(masked.entropy()[0], -(expected * expected.log()).sum())
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_policy_of_a_model_takes_masks_in_each_of_its_methods(kind):
+    env = KINDS[kind]()
+    model = MaskablePPO("MlpPolicy", env, n_steps=32, seed=1, policy_kwargs=SMALL)
+    policy = model.policy
+    obs, _ = env.reset(seed=1)
+    for _ in range(20):
+        masks = np.array(env.action_masks())
+        tensors, _ = policy.obs_to_tensor(obs)
+        actions, values, log_probs = policy(tensors, action_masks=masks)
+        expected = policy.get_distribution(tensors, action_masks=masks).log_prob(actions)
+        torch.testing.assert_close(log_probs, expected)
+        found = policy.evaluate_actions(tensors, actions, action_masks=masks)
+        torch.testing.assert_close(found[:2], (values, log_probs))
+        assert log_probs.item() > -10.0
+        action, _ = policy.predict(obs, action_masks=masks)
+        obs, *_ = Strict(env).step(action)
+
+
 class Maze(gym.Env):
     """Environment that rewards one of 200 actions. The mask `valid()` leaves it and one other."""
 

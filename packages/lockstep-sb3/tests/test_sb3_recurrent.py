@@ -72,12 +72,12 @@ def test_states_are_kept_by_row_and_reset_where_episodes_begin():
 
 
 def test_the_lstm_is_below_net_arch_and_has_the_given_size():
-    kwargs = {"lstm_hidden_size": 12, "n_lstm_layers": 2, "net_arch": {"pi": [8, 7], "vf": [8, 7]}}
+    kwargs = {"lstm_hidden_size": 12, "n_lstm_layers": 2, "net_arch": {"pi": [8, 7], "vf": [6]}}
     model = make_model(policy_kwargs={**kwargs, "activation_fn": nn.ReLU})
     network = model.lockstep.module
     assert [layer.input_size for layer in network.encoder.memory.layers] == [1, 12]
     assert [layer.out_features for layer in network.encoder.hidden_layers[::2]] == [8, 7]
-    assert [layer.out_features for layer in network.value_encoder.hidden_layers[::2]] == [8, 7]
+    assert [layer.out_features for layer in network.value_encoder.hidden_layers[::2]] == [6]
     assert isinstance(network.encoder.hidden_layers[1], nn.ReLU)
     _, state = model.predict(np.zeros((5, 1), np.float32))
     assert state[1].shape == (2, 5, 12)
