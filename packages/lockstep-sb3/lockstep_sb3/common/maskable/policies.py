@@ -42,9 +42,7 @@ class MaskableActorCriticPolicy(ActorCriticPolicy):
         result: tuple[Any, Any] = self._model.predict(observation, state, episode_start, deterministic, action_masks)
         return result
 
-    def forward(
-        self, obs: Any, deterministic: bool = False, action_masks: Any = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, obs: Any, deterministic: bool = False, action_masks: Any = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return actions `[N, ...]`, values `[N, 1]` and log-probabilities `[N]`; see `get_distribution`."""
         distribution, values = self.distribution_and_values(obs)
         distribution = self._masked(distribution, action_masks)
