@@ -195,7 +195,7 @@ def film(run: Path, path: Path) -> bool:
     large = run / "gallery.gif"
     try:
         record_video(load_policy(run), large)
-    except (ValueError, TypeError, NameError) as error:  # NameError: MinAtar without the packages that it draws with
+    except ValueError as error:
         print(f"no video: {error}", flush=True)
         return False
     write_small_gif(large, path)

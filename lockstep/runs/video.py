@@ -150,7 +150,13 @@ def _rendering_envs(config: BaseConfig) -> Any:
 
 def _frame(envs: Any) -> np.ndarray:
     """Return the current frame of the environment, uint8 [height, width, 3]."""
-    frame = envs.render()
+    try:
+        frame = envs.render()
+    except Exception as error:
+        raise ValueError(
+            f"the environment cannot be filmed: with render_mode='rgb_array' its render() raised "
+            f"{type(error).__name__}: {error}"
+        ) from error
     if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.dtype != np.uint8:
         raise ValueError(
             "the environment cannot be filmed: with render_mode='rgb_array' its render() must give a uint8 array "

@@ -12,8 +12,9 @@ import pytest
 from agent_games import CountingGame, game_config
 from algorithm_cases import ALGORITHM_CASES
 from cli_tools import SMALL, Said, Trained, run_process
+from gymnasium.envs.classic_control import CartPoleEnv
 
-from lockstep import ALGORITHMS, AlgorithmConfig, load_policy, train
+from lockstep import ALGORITHMS, AlgorithmConfig, PPOConfig, load_policy, train
 from lockstep.cli.commands import COMMANDS, command_class
 from lockstep.recipes import RECIPES
 from lockstep.recipes.families import FAMILIES
@@ -91,6 +92,20 @@ def test_video_of_a_policy_without_pictures_says_so(lockstep: Command, tmp_path:
     said = lockstep("eval", f"runs/{run.name}", "--video", "out.mp4")
     assert said.code == 2
     assert "cannot be filmed" in said.err
+
+
+class Unpainted(CartPoleEnv):
+    """Environment whose picture needs a package that is not installed, as MinAtar's does."""
+
+    def render(self):
+        raise NameError("name 'sns' is not defined")
+
+
+def test_video_of_an_environment_that_cannot_render_names_the_error(tmp_path: Path) -> None:
+    policy = PPOConfig().environment(Unpainted).build_policy()
+    with pytest.raises(ValueError, match=r"cannot be filmed: .* its render\(\) raised NameError: name 'sns'"):
+        record_video(policy, tmp_path / "out.gif")
+    assert list(tmp_path.iterdir()) == []
     assert not (tmp_path / "out.mp4").exists()
 
 
