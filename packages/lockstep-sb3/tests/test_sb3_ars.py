@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +16,7 @@ from lockstep_sb3.ars import LinearPolicy
 from lockstep_sb3.common.callbacks import BaseCallback
 from lockstep_sb3.common.env_util import make_vec_env
 from lockstep_sb3.common.evaluation import evaluate_policy
-from lockstep_sb3.common.vec_env import VecNormalize
+from lockstep_sb3.common.vec_env import AsyncEval, VecNormalize
 
 
 @pytest.mark.parametrize(
@@ -138,13 +141,53 @@ def test_ars_refuses_options_by_name(options, named):
         ARS(**options)
 
 
-def test_ars_refuses_several_choices_and_evaluation_in_processes():
+def test_ars_refuses_several_choices():
     env = Copy()
     env.action_space = spaces.MultiDiscrete([2, 2])
     with pytest.raises(ValueError, match="must be a Box or a Discrete"):
         ARS("LinearPolicy", env)
-    with pytest.raises(ValueError, match="async_eval"):
-        ARS("LinearPolicy", Copy()).learn(100, async_eval=object())
+
+
+def test_ars_plays_candidates_in_processes():
+    steps = []
+
+    class CountSteps(BaseCallback):
+        def _on_step(self):
+            steps.append(self.num_timesteps)
+            return self.num_timesteps < 2_000
+
+    model = ARS("LinearPolicy", "CartPole-v1", n_delta=3, seed=0)
+    make_envs = partial(make_vec_env, "CartPole-v1")
+    processes = AsyncEval([make_envs, make_envs], model.policy, start_method="fork", n_eval_episodes=2)
+    model.learn(100_000, callback=CountSteps(), async_eval=processes)
+    assert steps == list(range(1, 2_001))
+    assert not processes.processes
+    assert evaluate_policy(model, "CartPole-v1", 3, warn=False)[0] > 30
+    assert len(model.ep_info_buffer) >= 12
+
+
+def test_processes_give_the_returns_of_their_candidates_in_order():
+    model = ARS("LinearPolicy", Copy(), seed=0)
+    processes = AsyncEval([partial(make_vec_env, Copy)] * 2, model.policy, start_method="fork")
+    processes.start(model)
+    # The first row gives the value of action 0, the second one that of action 1, for the observation 0 or 1.
+    always_0 = torch.tensor([1.0, -1.0])
+    played = processes.play(torch.stack([always_0, -always_0, always_0]))
+    pids = [process.pid for process in processes.processes]
+    processes.close()
+    sums = [float(returns.sum()) for returns, _ in played]
+    assert [list(lengths) for _, lengths in played] == [[10], [10], [10]]
+    assert sums[1] == 10.0
+    assert max(sums[0], sums[2]) < 10.0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_an_error_in_a_process_is_named():
+    model = ARS("LinearPolicy", Copy(), seed=0)
+    normalized = AsyncEval([lambda: VecNormalize(make_vec_env(Copy))], model.policy, start_method="fork")
+    with pytest.raises(RuntimeError, match="VecNormalize"):
+        model.learn(100, async_eval=normalized)
+    assert not normalized.processes
 
 
 def test_more_best_directions_than_directions_means_all():

@@ -12,8 +12,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 from lockstep.rollout import Collector
-from lockstep.tracking import CollectStats
-from lockstep_sb3.common.base_class import BaseAlgorithm, Rate, option
+from lockstep_sb3.common.base_class import BaseAlgorithm, Rate, StopTraining, option
+from lockstep_sb3.common.vec_env.async_eval import AsyncEval, Episodes
 
 
 @dataclass(eq=False, repr=False)
@@ -128,15 +128,26 @@ class ARS(BaseAlgorithm):
         log_interval: int | None = -1,
         tb_log_name: str | None = None,
         reset_num_timesteps: bool = True,
-        async_eval: Any = None,
+        async_eval: AsyncEval | None = None,
         progress_bar: bool = False,
     ) -> Self:
-        """Train the model, and return it. Parameters are those of `PPO.learn`; `async_eval` must be None."""
-        if async_eval is not None:
-            self.refuse(f"async_eval={async_eval!r}", "give ARS a SubprocVecEnv to play n_eval_episodes in processes")
-        return super().learn(
-            total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar=progress_bar
-        )
+        """Train the model, and return it. Parameters are those of `PPO.learn` and:
+
+        Args:
+            async_eval: Processes that play the candidates' episodes, an `AsyncEval`. They are closed at the end.
+                Callbacks are then called after the episodes, without the values of their steps.
+        """
+        if self.trainer is not None:
+            self.trainer.async_eval = async_eval
+        try:
+            if async_eval is not None:
+                async_eval.start(self)
+            return super().learn(
+                total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar=progress_bar
+            )
+        finally:
+            if async_eval is not None:
+                async_eval.close()
 
 
 class RandomSearchTrainer:
@@ -153,6 +164,7 @@ class RandomSearchTrainer:
         self.env_step = 0
         self.num_updates = 0
         """Number of updates since `learn` began."""
+        self.async_eval: AsyncEval | None = None
 
     def reset(self) -> None:
         """Begin a new run."""
@@ -160,8 +172,8 @@ class RandomSearchTrainer:
         self.num_updates = 0
         self.collector.reset()
 
-    def training_step(self) -> tuple[CollectStats, None, None]:
-        """Play the episodes of all candidates, and move the weights. Returns the last candidate's statistics."""
+    def training_step(self) -> tuple[None, None, None]:
+        """Play the episodes of all candidates, and move the weights. There are no statistics to return."""
         model = self.model
         model.before_update()
         delta_std = self.present_value(model.delta_std)
@@ -172,13 +184,12 @@ class RandomSearchTrainer:
         directions = np.random.default_rng(seed).standard_normal((model.n_delta, len(weights)), dtype=np.float32)
         deltas = torch.from_numpy(directions)
 
-        returns = []
         try:
-            for candidate in torch.cat([weights + delta_std * deltas, weights - delta_std * deltas]):
-                model.set_weights(candidate)
-                stats = self.collector.collect(n_episode=model.n_eval_episodes)
-                self.env_step += stats.n_collected_steps
-                returns.append(float(np.sum(stats.returns) + model.alive_bonus_offset * np.sum(stats.lens)))
+            candidates = torch.cat([weights + delta_std * deltas, weights - delta_std * deltas])
+            returns = [
+                float(np.sum(episode_returns) + model.alive_bonus_offset * np.sum(lengths))
+                for episode_returns, lengths in self.play(candidates)
+            ]
         finally:
             model.set_weights(weights)  # also if a callback ends `learn` between two candidates
         model.callback.on_rollout_end()
@@ -196,7 +207,33 @@ class RandomSearchTrainer:
         model.logger.record("train/delta_std", delta_std)
         model.logger.record("train/learning_rate", learning_rate)
         model.logger.record("train/step_size", step_size)
-        return stats, None, None
+        return None, None, None
+
+    def play(self, candidates: Tensor) -> list[Episodes]:
+        """Play the episodes of candidates `[N, W]`, and return them in this order."""
+        if self.async_eval is not None:
+            played = self.async_eval.play(candidates)
+            self.report_played(played)
+            return played
+        played = []
+        for candidate in candidates:
+            self.model.set_weights(candidate)
+            stats = self.collector.collect(n_episode=self.model.n_eval_episodes)
+            self.env_step += stats.n_collected_steps
+            played.append((stats.returns, stats.lens))
+        return played
+
+    def report_played(self, played: list[Episodes]) -> None:
+        """Count the steps and episodes that processes have played, and notify the callbacks."""
+        model = self.model
+        for episode_returns, lengths in played:
+            self.env_step += int(np.sum(lengths))
+            for episode_return, length in zip(episode_returns, lengths):
+                model.ep_info_buffer.append({"r": float(episode_return), "l": int(length)})
+        while model.num_timesteps < self.env_step:
+            model.num_timesteps = min(model.num_timesteps + model.n_envs, self.env_step)
+            if not model.callback.on_step():
+                raise StopTraining
 
     def present_value(self, value: Rate) -> float:
         """Return the present value of a number or schedule."""

@@ -1,5 +1,6 @@
 """Vector environments and their wrappers, with the names of `stable_baselines3.common.vec_env`."""
 
+from lockstep_sb3.common.vec_env.async_eval import AsyncEval
 from lockstep_sb3.common.vec_env.base_vec_env import CloudpickleWrapper, VecEnv, VecEnvWrapper
 from lockstep_sb3.common.vec_env.dummy_vec_env import DummyVecEnv
 from lockstep_sb3.common.vec_env.stacked_observations import StackedObservations
@@ -14,6 +15,7 @@ from lockstep_sb3.common.vec_env.vec_transpose import VecTransposeImage
 from lockstep_sb3.common.vec_env.vec_video_recorder import VecVideoRecorder
 
 __all__ = [
+    "AsyncEval",
     "CloudpickleWrapper",
     "DummyVecEnv",
     "StackedObservations",
