@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor, nn
+
+from lockstep.data import DEFAULT_MODULE_ID
 from lockstep_sb3.common.base_class import Rate, option
 from lockstep_sb3.common.live_options import set_live_option
 from lockstep_sb3.common.log_names import TRPO_METRICS, MetricNames
@@ -147,7 +150,7 @@ class _EpsilonGreedy(OffPolicyAlgorithm):
     """Algorithm that learns values of discrete actions, and explores epsilon-greedily."""
 
     widths = (64, 64)
-    critic = None
+    critic_name = None
 
     learning_rate: Rate = option(1e-4, "training.lr")
     batch_size: int = option(32, "training.train_batch_size")
@@ -204,6 +207,18 @@ class DQN(_EpsilonGreedy):
 
     algorithm = "dqn"
 
+    @property
+    def q_net(self) -> nn.Module:
+        """Live network of the action values."""
+        network: nn.Module = self.policy.q_net
+        return network
+
+    @property
+    def q_net_target(self) -> nn.Module:
+        """Live target network of the action values."""
+        network: nn.Module = self.policy.q_net_target
+        return network
+
     def set_options(self, config: Any, kwargs: dict[str, Any]) -> None:
         super().set_options(config, kwargs)
         config.training(huber_delta=1.0)
@@ -214,6 +229,18 @@ class QRDQN(_EpsilonGreedy):
     """Quantile regression DQN of sb3-contrib, without double Q-learning."""
 
     algorithm = "qrdqn"
+
+    @property
+    def quantile_net(self) -> nn.Module:
+        """Live network of the quantiles."""
+        network: nn.Module = self.policy.quantile_net
+        return network
+
+    @property
+    def quantile_net_target(self) -> nn.Module:
+        """Live target network of the quantiles."""
+        network: nn.Module = self.policy.quantile_net_target
+        return network
 
     learning_rate: Rate = option(5e-5, "training.lr")
     exploration_fraction: float = 0.005
@@ -228,8 +255,49 @@ class QRDQN(_EpsilonGreedy):
 
 
 @dataclass(eq=False, repr=False)
-class _SoftActorCritic(OffPolicyAlgorithm):
+class _OffPolicyActorCritic(OffPolicyAlgorithm):
+    """Algorithm with an actor and critics Q(s, a)."""
+
+    @property
+    def actor(self) -> nn.Module:
+        """Live network of the policy. A program may set it to the same network."""
+        network: nn.Module = self.policy.actor
+        return network
+
+    @actor.setter
+    def actor(self, network: nn.Module) -> None:
+        if network is not self.policy.actor:
+            raise ValueError("model.actor is the network of the policy; load other weights by model.set_parameters")
+
+    @property
+    def critic(self) -> nn.Module:
+        """Live critics."""
+        network: nn.Module = self.policy.critic
+        return network
+
+    @property
+    def critic_target(self) -> nn.Module | None:
+        """Live target networks of the critics; None for CrossQ, which has none."""
+        network: nn.Module | None = self.policy.critic_target
+        return network
+
+
+@dataclass(eq=False, repr=False)
+class _SoftActorCritic(_OffPolicyActorCritic):
     """Actor-critic that also maximises the entropy of its policy."""
+
+    @property
+    def log_ent_coef(self) -> Tensor | None:
+        """Logarithm of the temperature, a live parameter; None if the temperature is a constant."""
+        is_learned = str(self.ent_coef).startswith("auto")
+        value: Tensor = self.learner.registered[f"{DEFAULT_MODULE_ID}/log_alpha"]
+        return value if is_learned else None
+
+    @property
+    def ent_coef_tensor(self) -> Tensor:
+        """Present temperature, 0-d."""
+        value: Tensor = self.learner.registered[f"{DEFAULT_MODULE_ID}/log_alpha"].detach().exp()
+        return value
 
     ent_coef: str | float = "auto"
     target_entropy: str | float = option("auto", "training.target_entropy")
@@ -295,7 +363,7 @@ class CrossQ(_SoftActorCritic):
 
 
 @dataclass(eq=False, repr=False)
-class TD3(OffPolicyAlgorithm):
+class TD3(_OffPolicyActorCritic):
     """Twin delayed deterministic policy gradient. Without `action_noise` it does not explore."""
 
     algorithm = "td3"
@@ -306,6 +374,12 @@ class TD3(OffPolicyAlgorithm):
     policy_delay: int = option(2, "training.policy_delay")
     target_policy_noise: float = option(0.2, "training.target_noise")
     target_noise_clip: float = option(0.5, "training.noise_clip")
+
+    @property
+    def actor_target(self) -> nn.Module:
+        """Live target network of the policy."""
+        network: nn.Module = self.policy.actor_target
+        return network
 
     def set_options(self, config: Any, kwargs: dict[str, Any]) -> None:
         super().set_options(config, kwargs)

@@ -38,7 +38,7 @@ class ARS(BaseAlgorithm):
     algorithm = "reinforce"
     """Algorithm in Lockstep that has the same network: a policy without values."""
     policy_names = ("LinearPolicy", "MlpPolicy")
-    critic = None
+    critic_name = None
     policy_package = "ars"
     log_interval = 1
 

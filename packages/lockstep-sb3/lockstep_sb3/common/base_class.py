@@ -128,7 +128,7 @@ class BaseAlgorithm(ABC):
     """Default widths of the hidden layers."""
     activation: ClassVar[type[nn.Module]] = nn.ReLU
     """Default activation."""
-    critic: ClassVar[str | None] = "qf"
+    critic_name: ClassVar[str | None] = "qf"
     """Name of the critics in `net_arch`: "qf" for values of actions, "vf" for state values. None: there is one network
     for all."""
     adam_epsilon: ClassVar[float] = 1e-8
@@ -338,7 +338,7 @@ class BaseAlgorithm(ABC):
             kwargs,
             self.observation_space,
             is_cnn=self.is_cnn,
-            critic=self.critic,
+            critic=self.critic_name,
             widths=self.widths,
             activation=self.activation,
         )
@@ -535,6 +535,11 @@ class BaseAlgorithm(ABC):
         self._rollout_steps += 1
         if not self.callback.on_step():
             raise StopTraining
+
+    @property
+    def _last_obs(self) -> Any:
+        """Observations that the present actions were taken for; None before the first step with callbacks."""
+        return None if self.step_result is None else self.step_result.acted_on
 
     @property
     def _total_timesteps(self) -> int:

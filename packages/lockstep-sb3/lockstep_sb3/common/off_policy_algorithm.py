@@ -98,7 +98,7 @@ class OffPolicyAlgorithm(BaseAlgorithm):
         self._set_buffer_options(config)
         if self.action_noise is not None:
             self._set_noise(config, self.action_noise)
-        if self.critic == "qf":
+        if self.critic_name == "qf":
             config.rl_module(model_config={"num_critics": kwargs.pop("n_critics", self.num_critics)})
 
     def _set_buffer_options(self, config: Any) -> None:

@@ -52,13 +52,13 @@ class PresentRollout(RolloutBuffer):
         """Return the steps of a column of the store that are written."""
         return map_tree(lambda leaf: leaf[: self._steps].copy(), column)
 
-    @property  # type: ignore[override]
-    def pos(self) -> int:
+    @property
+    def pos(self) -> int:  # type: ignore[override]
         """Number of steps in the rollout."""
         return self._steps
 
-    @property  # type: ignore[override]
-    def full(self) -> bool:
+    @property
+    def full(self) -> bool:  # type: ignore[override]
         """Whether the rollout is complete."""
         return self._steps >= self.buffer_size
 
@@ -67,14 +67,14 @@ class PresentRollout(RolloutBuffer):
         """Observations `[steps, environments, ...]`."""
         return self._column(self.model.trainer.buffer.obs)
 
-    @property  # type: ignore[override]
-    def actions(self) -> np.ndarray:
+    @property
+    def actions(self) -> np.ndarray:  # type: ignore[override]
         """Actions `[steps, environments, ...]` in the form that the policy gives."""
         actions: np.ndarray = self._column(self.model.trainer.buffer.actions)
         return actions.reshape(*actions.shape[:2], -1)
 
-    @property  # type: ignore[override]
-    def rewards(self) -> np.ndarray:
+    @property
+    def rewards(self) -> np.ndarray:  # type: ignore[override]
         """Rewards `[steps, environments]`."""
         rewards: np.ndarray = self._column(self.model.trainer.buffer.rewards)
         return rewards
@@ -85,7 +85,7 @@ class OnPolicyAlgorithm(BaseAlgorithm):
     """Algorithm that trains on each rollout once."""
 
     activation = nn.Tanh
-    critic = "vf"
+    critic_name = "vf"
     takes_own_policies = True
     adam_epsilon = 1e-5
     sde_log_std = 0.0
