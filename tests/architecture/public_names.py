@@ -41,6 +41,7 @@ RENAMED: dict[str, str] = {
     **{
         f"lockstep.compat.sb3.common.{old}": f"lockstep_sb3.common.{new}"
         for old, new in (
+            ("base_class.ConvertCallback", "callbacks.ConvertCallback"),
             ("base_class.OverSteps", "utils.StepSchedule"),
             ("base_class.Progress", "base_class.SavedSchedule"),
             ("base_class.RolloutEnd", "base_class.RolloutEndCallback"),
@@ -49,6 +50,15 @@ RENAMED: dict[str, str] = {
             ("torch_layers.turned", "torch_layers.with_channels_first"),
             ("utils.OverSteps", "utils.StepSchedule"),
             ("vec_env.wrappers.normalize_of", "vec_env.wrappers.find_vec_normalize"),
+        )
+    },
+    **{
+        f"lockstep.compat.sb3.algorithms.{old}": f"lockstep_sb3.common.{new}"
+        for old, new in (
+            ("BaseAlgorithm", "base_class.BaseAlgorithm"),
+            ("NormalActionNoise", "noise.NormalActionNoise"),
+            ("OrnsteinUhlenbeckActionNoise", "noise.OrnsteinUhlenbeckActionNoise"),
+            ("ReplayView", "buffers.ReplayBuffer"),
         )
     },
     "lockstep.trainer.run": "lockstep.runs.run",

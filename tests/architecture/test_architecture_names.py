@@ -32,7 +32,7 @@ HEAVY = (
     *("pyarrow", "minari", "h5py", "tensordict", "lz4", "pettingzoo"),
     *("onnx", "onnxruntime", "onnxscript", "huggingface_hub"),
 )
-LIGHT = {"lockstep", "numpy", "gymnasium", "farama_notifications", "safetensors"}
+LIGHT = {"lockstep", "numpy", "gymnasium", "farama_notifications", "safetensors", "filelock"}
 """what `import lockstep` may load beside torch (and what Cython adds by itself)"""
 NAMES_OF_THE_CONTRACT = {
     "lockstep": "OnpolicyTrainer OffpolicyTrainer OfflineTrainer BaseTrainer Policy policy_within_training_step "

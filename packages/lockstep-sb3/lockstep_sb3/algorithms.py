@@ -12,6 +12,7 @@ from lockstep.data import DEFAULT_MODULE_ID
 from lockstep_sb3.common.base_class import Rate, option
 from lockstep_sb3.common.live_options import set_live_option
 from lockstep_sb3.common.log_names import TRPO_METRICS, MetricNames
+from lockstep_sb3.common.moved import moved_name
 from lockstep_sb3.common.off_policy_algorithm import OffPolicyAlgorithm
 from lockstep_sb3.common.on_policy_algorithm import OnPolicyAlgorithm
 from lockstep_sb3.common.type_aliases import Schedule
@@ -400,3 +401,17 @@ class DDPG(TD3):
     policy_delay: int = option(1, "training.policy_delay")
     target_policy_noise: float = option(0.0, "training.target_noise")
     target_noise_clip: float = option(0.0, "training.noise_clip")
+
+
+_MOVED = {
+    "BaseAlgorithm": "lockstep_sb3.common.base_class:BaseAlgorithm",
+    "NormalActionNoise": "lockstep_sb3.common.noise:NormalActionNoise",
+    "OrnsteinUhlenbeckActionNoise": "lockstep_sb3.common.noise:OrnsteinUhlenbeckActionNoise",
+    "ReplayView": "lockstep_sb3.common.buffers:ReplayBuffer",
+}
+"""Places of names that have changed."""
+
+
+def __getattr__(name: str) -> Any:
+    """Return an object by its old name."""
+    return moved_name(__name__, name, _MOVED)

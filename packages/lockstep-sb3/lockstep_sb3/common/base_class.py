@@ -887,6 +887,7 @@ class SavedSchedule:
 
 
 _MOVED = {
+    "ConvertCallback": "lockstep_sb3.common.callbacks:ConvertCallback",
     "OverSteps": "lockstep_sb3.common.utils:StepSchedule",
     "Progress": "lockstep_sb3.common.base_class:SavedSchedule",
     "RolloutEnd": "lockstep_sb3.common.base_class:RolloutEndCallback",
