@@ -362,9 +362,33 @@ class OwnNet(ActorCriticPolicy):
     pass
 
 
+class WithSameForward(ActorCriticPolicy):
+    def forward(self, obs, deterministic=False):
+        latent_pi, latent_vf = self.mlp_extractor(self.extract_features(obs))
+        distribution = self._get_action_dist_from_latent(latent_pi)
+        actions = distribution.get_actions(deterministic=deterministic)
+        return actions, self.value_net(latent_vf), distribution.log_prob(actions)
+
+    def evaluate_actions(self, obs, actions):
+        latent_pi, latent_vf = self.mlp_extractor(self.extract_features(obs))
+        distribution = self._get_action_dist_from_latent(latent_pi)
+        return self.value_net(latent_vf), distribution.log_prob(actions), distribution.entropy()
+
+
 class WithOwnForward(ActorCriticPolicy):
     def forward(self, obs, deterministic=False):
-        return super().forward(obs, deterministic)
+        return super().forward(obs, True)
+
+
+class WithOwnValues(ActorCriticPolicy):
+    def predict_values(self, obs):
+        return 2.0 * super().predict_values(obs)
+
+
+@pytest.mark.parametrize("env", [Copy, Aim])
+def test_overrides_with_equal_results_are_accepted(env):
+    model = made(policy=WithSameForward, env=env).learn(64)
+    assert type(model.policy) is WithSameForward
 
 
 class WithOwnOptimizer(ActorCriticPolicy):
@@ -376,6 +400,7 @@ class WithOwnOptimizer(ActorCriticPolicy):
     "make, words",
     [
         (lambda: made(policy=WithOwnForward), "WithOwnForward overrides forward"),
+        (lambda: made(policy=WithOwnValues), "WithOwnValues overrides predict_values"),
         (lambda: made(policy=WithOwnOptimizer), "optimizer_class"),
         (lambda: made(policy=OwnNet, use_sde=True, env=Aim), "use_sde"),
         (lambda: made(policy=OwnNet, policy_kwargs={"squash_output": True}), "squash_output"),
@@ -386,6 +411,29 @@ class WithOwnOptimizer(ActorCriticPolicy):
 def test_what_a_policy_cannot_do_is_refused_by_name(make, words):
     with pytest.raises((ValueError, TypeError), match=words):
         make()
+
+
+class Onnxable(nn.Module):
+    """The module that Stable-Baselines3's documentation exports."""
+
+    def __init__(self, policy):
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, observation):
+        return self.policy(observation, deterministic=True)
+
+
+@pytest.mark.parametrize("model_class, env", [(PPO, Copy), (A2C, Aim), (SAC, Aim), (TD3, Aim), (DQN, Copy)])
+def test_policies_are_traced(model_class, env):
+    network = Onnxable(made(model_class, env=env).policy).eval()
+    first, second = torch.rand(2, 1, *env().observation_space.shape)
+    traced = torch.jit.freeze(torch.jit.trace(network, first))
+    found, expected = traced(second), network(second)
+    if isinstance(found, torch.Tensor):
+        found, expected = (found,), (expected,)
+    for one, other in zip(found, expected):
+        torch.testing.assert_close(one, other)
 
 
 def test_a_policy_without_a_model_acts_and_learns_alone():
