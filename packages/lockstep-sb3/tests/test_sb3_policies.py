@@ -452,3 +452,10 @@ def test_a_policy_without_a_model_acts_and_learns_alone():
     with pytest.raises(ValueError, match="state_dict"):
         policy.save("policy")
     assert issubclass(ActorCriticPolicy, BasePolicy)
+
+
+def test_another_policy_in_place_of_the_live_one_is_refused():
+    model = made()
+    model.policy = copy.deepcopy(model.policy)
+    with pytest.raises(ValueError, match="load_state_dict"):
+        model.learn(32)

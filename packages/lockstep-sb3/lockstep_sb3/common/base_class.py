@@ -254,7 +254,8 @@ class BaseAlgorithm(ABC):
         self.set_random_seed(self.seed)
         self.config = self.make_config()
         self.lockstep: Policy = self.config.build_policy(spaces=self.network_spaces())
-        self.policy = self.policy_class.of_model(self)
+        self._live_policy = self.policy_class.of_model(self)
+        self.policy = self._live_policy
         self.buffer = self.make_buffer()
         if self.env is not None:
             self._connect()
@@ -370,6 +371,15 @@ class BaseAlgorithm(ABC):
         """
         return StepSchedule(value, self.total) if callable(value) else value
 
+    def check_policy(self) -> None:
+        """Raise `ValueError` if a program has replaced `policy` by another one, which would neither learn nor act."""
+        # `torch.compile` puts a module around it.
+        if getattr(self.policy, "_orig_mod", self.policy) is not self._live_policy:
+            self.refuse(
+                "another object as model.policy",
+                "it would neither learn nor act; copy its numbers, model.policy.load_state_dict(other.state_dict())",
+            )
+
     # -- changed options ---
 
     def apply_changes(self) -> None:
@@ -431,6 +441,7 @@ class BaseAlgorithm(ABC):
             reset_num_timesteps: Count steps from 0. False trains for `total_timesteps` more steps.
             progress_bar: Show a progress bar.
         """
+        self.check_policy()
         if self.trainer is None:
             raise ValueError("the model has no environment; call set_env(env) first")
         self.num_timesteps = 0 if reset_num_timesteps else self.num_timesteps
