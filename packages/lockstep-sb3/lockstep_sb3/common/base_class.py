@@ -177,6 +177,9 @@ class BaseAlgorithm(ABC):
         self.buffer: Any = None
         self.last_training: Any = None
         """Statistics of the last update."""
+        # Algorithms with a delayed policy have its loss in every `policy_delay`-th update only.
+        self._recent_training: deque[Any] = deque(maxlen=getattr(self, "policy_delay", 1))
+        """Statistics of the last updates, of which the log has the newest value of each metric."""
         self.last_collect: Any = None
         """Statistics of the last collected steps."""
         self.locals = StepValues({})
@@ -481,6 +484,7 @@ class BaseAlgorithm(ABC):
                 self.last_collect, training, _ = self.trainer.training_step()
                 if training:
                     self.last_training = training
+                    self._recent_training.append(training)
                     self._n_updates += self.count_updates(training.gradient_steps)
                 self.num_timesteps = self.trainer.env_step
                 num_logs = self.log_unit() // interval if interval else 0
@@ -619,7 +623,9 @@ class BaseAlgorithm(ABC):
         for name, value in self.scheduled_values().items():
             log(name, value)
         if self.last_training is not None:
-            metrics = self.last_training.get_loss_stats_dict()
+            metrics: dict[str, float] = {}
+            for training in self._recent_training:
+                metrics |= training.get_loss_stats_dict()
             for name, value in training_values(metrics, self.metric_names).items():
                 log(f"train/{name}", value)
             log("train/n_updates", self._n_updates, exclude="tensorboard")
