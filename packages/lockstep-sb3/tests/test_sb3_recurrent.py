@@ -6,6 +6,7 @@ import importlib
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from small_tasks import Aim, Copy, Count, Picture
 from torch import nn
@@ -16,6 +17,7 @@ from lockstep_sb3.common.callbacks import BaseCallback, EvalCallback
 from lockstep_sb3.common.env_util import make_vec_env
 from lockstep_sb3.common.evaluation import evaluate_policy
 from lockstep_sb3.common.recurrent.policies import RecurrentActorCriticPolicy
+from lockstep_sb3.common.recurrent.type_aliases import RNNStates
 from lockstep_sb3.ppo_recurrent import CnnLstmPolicy, MlpLstmPolicy
 from lockstep_sb3.ppo_recurrent.ppo_recurrent import count_sequences
 
@@ -91,6 +93,37 @@ def test_the_lstm_is_below_net_arch_and_has_the_given_size():
         128,
     )
     assert (default.n_steps, default.batch_size, default.n_epochs) == (128, 128, 10)
+
+
+@pytest.mark.parametrize("critic", [{}, {"enable_critic_lstm": False}, {"n_lstm_layers": 2}], ids=str)
+def test_the_policy_of_a_model_gives_what_its_steps_give(critic):
+    model = make_model(Aim, policy_kwargs={**SMALL, **critic})
+    policy = model.policy
+    num_layers, _, size = policy.lstm_hidden_state_shape
+    assert (policy.lstm_critic is None) == ("enable_critic_lstm" in critic)
+    zeros = tuple(torch.zeros(num_layers, 3, size) for _ in range(2))
+    states = RNNStates(zeros, zeros)
+    steps = torch.randn(4, 3, 2)  # [T, B, 2]
+    starts = torch.zeros(4, 3)
+    starts[2, 1] = 1.0
+
+    # Step by step, with predict next to it.
+    state = None
+    found = []
+    for obs, start in zip(steps, starts):
+        actions, values, log_probs, states = policy(obs, states, start, deterministic=True)
+        expected, state = model.predict(obs.numpy(), state=state, episode_start=start.numpy(), deterministic=True)
+        np.testing.assert_allclose(np.clip(actions.detach().numpy(), -2, 2), expected, atol=1e-5)
+        np.testing.assert_allclose(states.pi[1].detach().numpy(), state[1], atol=1e-5)
+        found.append((actions, values, log_probs))
+
+    # All steps of each sequence in one call.
+    actions, values, log_probs = (torch.stack(parts, 1).flatten(0, 1) for parts in zip(*found))
+    rows, row_starts = steps.transpose(0, 1).flatten(0, 1), starts.T.flatten()
+    again = policy.evaluate_actions(rows, actions, RNNStates(zeros, zeros), row_starts)
+    torch.testing.assert_close(again[:2], (values, log_probs))
+    torch.testing.assert_close(policy.predict_values(rows, zeros, row_starts), values)
+    torch.testing.assert_close(policy.get_distribution(rows, zeros, row_starts)[0].log_prob(actions), log_probs)
 
 
 def test_minibatches_have_about_batch_size_steps():
