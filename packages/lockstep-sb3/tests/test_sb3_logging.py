@@ -236,6 +236,7 @@ def test_values_of_a_step_behave_as_a_dict():
             assert self.locals.get("colour", 3) == 3
             assert self.locals.get("actions").shape == (1,)
             assert self.locals["self"] is self.model
+            assert self.locals["rollout_buffer"].buffer_size == 4
             with pytest.raises(KeyError, match="colour"):
                 self.locals["colour"]
             return True

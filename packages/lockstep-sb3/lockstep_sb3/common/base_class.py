@@ -483,8 +483,7 @@ class BaseAlgorithm(ABC):
                 self.callback.on_rollout_start()
                 self.last_collect, training, _ = self.trainer.training_step()
                 if training:
-                    self.last_training = training
-                    self._recent_training.append(training)
+                    self.note_training(training)
                     self._n_updates += self.count_updates(training.gradient_steps)
                 self.num_timesteps = self.trainer.env_step
                 num_logs = self.log_unit() // interval if interval else 0
@@ -590,6 +589,11 @@ class BaseAlgorithm(ABC):
     def metric_names(self) -> MetricNames:
         """Names and factors of the metrics of an update in the section "train/"."""
         return {}
+
+    def note_training(self, training: Any) -> None:
+        """Keep the statistics of an update for the log."""
+        self.last_training = training
+        self._recent_training.append(training)
 
     def scheduled_values(self) -> dict[str, float]:
         """Return present values of options to log, by their names."""

@@ -200,7 +200,7 @@ class OffPolicyAlgorithm(BaseAlgorithm):
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         """Make gradient steps, each on a new sample of the replay buffer."""
         with policy_within_training_step(self.lockstep):
-            self.last_training = self.lockstep.update(batch_size, self.buffer, repeat=gradient_steps)
+            self.note_training(self.lockstep.update(batch_size, self.buffer, repeat=gradient_steps))
 
     @property
     def replay_buffer(self) -> ReplayBuffer:

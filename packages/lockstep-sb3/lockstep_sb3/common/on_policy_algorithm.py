@@ -187,4 +187,4 @@ class OnPolicyAlgorithm(BaseAlgorithm):
         return values, log_probs
 
     def rollout_values(self) -> dict[str, Any]:
-        return {"n_rollout_steps": self.n_steps}
+        return {"n_rollout_steps": self.n_steps, "rollout_buffer": self.rollout_buffer}
