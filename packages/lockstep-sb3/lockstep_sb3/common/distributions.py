@@ -107,7 +107,9 @@ class DiagGaussianDistribution(Distribution):
 
     @cached_property
     def distribution(self) -> Normal:
-        mean, log_std = self.inputs.chunk(2, dim=-1)
+        # Slices and not `chunk`, which torch exports to ONNX in a form that older versions do not read.
+        mean = self.inputs[..., : self.action_dim]
+        log_std = self.inputs[..., self.action_dim :]
         return Normal(mean, log_std.exp(), validate_args=False)
 
     def log_prob(self, actions: Tensor) -> Tensor:

@@ -55,7 +55,10 @@ class Actor(BasePolicy):
     def get_action_dist_params(self, obs: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return means and log standard deviations `[N, A]` before tanh, and an empty dict."""
         latent = self.latent_pi(self.extract_features(obs, self.features_extractor))
-        means, log_std = self.head(latent).chunk(2, dim=-1)
+        outputs = self.head(latent)
+        # Slices and not `chunk`, which torch exports to ONNX in a form that older versions do not read.
+        means = outputs[..., : self.num_actions]
+        log_std = outputs[..., self.num_actions :]
         if self.log_std_bounds is not None:
             log_std = torch.clamp(log_std, *self.log_std_bounds)
         return means, log_std, {}
