@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -83,7 +84,7 @@ class RecurrentActorCriticPolicy(NetworkPolicy):
         for t in range(starts.shape[1]):
             kept = 1.0 - starts[:, t : t + 1]
             state = {name: leaf * kept for name, leaf in state.items()}
-            now = map_tree(lambda leaf, t=t: leaf[:, t : t + 1], sequences)
+            now = map_tree(itemgetter((slice(None), slice(t, t + 1))), sequences)
             outputs = self.network.forward_train({"obs": now, "state_in": state})
             inputs.append(outputs["action_dist_inputs"])
             values.append(outputs["vf_preds"])
