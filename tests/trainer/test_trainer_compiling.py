@@ -12,13 +12,19 @@ import pytest
 import torch
 
 import lockstep
-from lockstep import DQNConfig, PPOConfig
-from lockstep.algorithms import SACConfig, TRPOConfig
+from lockstep import ALGORITHMS, DQNConfig, PPOConfig
+from lockstep.algorithms import SACConfig
 from lockstep.learner import Learner
 from lockstep.learner.compile.choice import compiling_pays
 from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.runs.run import Run, prepare_resume, prepare_run
 from lockstep.tracking.logger import torch_param_hash
+
+
+NOT_COMPILED = next(
+    config for config in ALGORITHMS if any(rule.option == "framework.compile" for rule in config.rules)
+)
+"""The algorithm that refuses to be compiled."""
 
 
 def ppo(total_steps, **training):
@@ -53,7 +59,7 @@ DECISIONS = {
         False,
     ),
     "an algorithm that is not compiled": (
-        TRPOConfig().environment("CartPole-v1").reporting(total_steps=50_000_000, loggers=[]),
+        NOT_COMPILED().environment("CartPole-v1").reporting(total_steps=50_000_000, loggers=[]),
         False,
     ),
 }
