@@ -20,10 +20,7 @@ from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.runs.run import Run, prepare_resume, prepare_run
 from lockstep.tracking.logger import torch_param_hash
 
-
-NOT_COMPILED = next(
-    config for config in ALGORITHMS if any(rule.option == "framework.compile" for rule in config.rules)
-)
+NOT_COMPILED = next(config for config in ALGORITHMS if any(rule.option == "framework.compile" for rule in config.rules))
 """The algorithm that refuses to be compiled."""
 
 
