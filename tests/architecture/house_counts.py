@@ -361,14 +361,18 @@ def files_that_name_an_algorithm(sources: Sources, tests: Sources) -> list[Found
 
     Some algorithms are the examples of many tests, which they may stay; the median is what one costs that is none. A
     file names `ppo` by a word in a text, or by a name such as `PPOConfig`. Left out is `tests/past`,
-    what earlier versions wrote: no algorithm is ever added to it.
+    what earlier versions wrote: no algorithm is ever added to it. The tests of the package for programs of
+    Stable-Baselines3 count as one file: its classes have the names of algorithms.
     """
+    door = "packages/lockstep-sb3/tests/"
     named = Counter[str]()
     files: dict[str, list[Found]] = {name: [] for name in algorithms_of(sources)}
     for path, text in tests.items():
         words = set() if path.startswith("tests/past/") else _words_in(text)
         for name in files:
             if not {name, name.replace("_", "")} & words:  # `TD3BCConfig` is of `td3_bc`
+                continue
+            if path.startswith(door) and any(found.path.startswith(door) for found in files[name]):
                 continue
             named[name] += 1
             files[name].append(Found(path, 1, f"names {name}"))
