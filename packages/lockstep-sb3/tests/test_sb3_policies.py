@@ -358,6 +358,30 @@ def test_a_policy_of_the_users_own_sees_images_with_channels_first():
     assert model.policy.action_net.in_features == 4
 
 
+class Mean(BaseFeaturesExtractor):
+    def __init__(self, space):
+        super().__init__(space, 3)
+        self.layer = nn.Linear(space.shape[0], 3)
+
+    def forward(self, observations):
+        return self.layer(observations)
+
+
+def test_an_extractor_is_shared_if_a_program_asks_for_it(tmp_path):
+    kwargs = {"features_extractor_class": Mean, "net_arch": {"pi": [4], "vf": [8]}, "share_features_extractor": True}
+    model = made(policy_kwargs=kwargs).learn(64)
+    policy = model.policy
+    assert policy.pi_features_extractor is policy.vf_features_extractor
+    assert sum(parameter.shape == (3, 1) for parameter in policy.parameters()) == 1
+    assert flat_is_intact(model)
+    model.save(tmp_path / "model")
+    obs = torch.as_tensor(OBS)
+    loaded = PPO.load(tmp_path / "model").policy
+    torch.testing.assert_close(loaded.predict_values(obs), policy.predict_values(obs))
+    apart = made(policy_kwargs={**kwargs, "share_features_extractor": False}).policy
+    assert apart.pi_features_extractor is not apart.vf_features_extractor
+
+
 class OwnNet(ActorCriticPolicy):
     pass
 

@@ -110,6 +110,7 @@ class OnPolicyAlgorithm(BaseAlgorithm):
         if not self.policy_name:
             self._set_own_policy(config, kwargs)
             return
+        is_asked_to_share = kwargs.get("share_features_extractor") is True
         shares_features = kwargs.get("share_features_extractor", True)
         log_std_init = float(kwargs.pop("log_std_init", 0.0))
         orthogonal = kwargs.pop("ortho_init", True)
@@ -117,13 +118,19 @@ class OnPolicyAlgorithm(BaseAlgorithm):
         # The networks of Stable-Baselines3 share the extractor, and nothing above it.
         model = config.rl_module.model_config
         has_extractor = model.encoder is not None or self.is_cnn
+        if is_asked_to_share and has_extractor and (model.hiddens or model.value_hiddens):
+            # Lockstep's own networks share all layers or none.
+            if self.use_sde or not self.takes_own_policies:
+                self.refuse("share_features_extractor=True with layers above the extractor", "leave it out")
+            self._set_own_policy(config, kwargs)
+            return
         is_shared = self.shares_layers and shares_features and has_extractor
         is_shared = is_shared and not (model.hiddens or model.value_hiddens)
         heads = {"orthogonal_init": orthogonal, "log_std_init": log_std_init}
         config.rl_module(model_config={**heads, "vf_share_layers": is_shared})
 
     def _set_own_policy(self, config: Any, kwargs: dict[str, Any]) -> None:
-        """Let a policy class of the user's own make the network, with all keywords."""
+        """Let the policy class make the network itself, with all keywords."""
         if self.use_sde:
             self.refuse(f"use_sde=True with {self.policy_class.__name__}", "it needs a policy of the package")
         kwargs.clear()
