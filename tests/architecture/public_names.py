@@ -43,7 +43,7 @@ RENAMED: dict[str, str] = {
         for old, new in (
             ("base_class.ConvertCallback", "callbacks.ConvertCallback"),
             ("base_class.OverSteps", "utils.StepSchedule"),
-            ("base_class.Progress", "base_class.SavedSchedule"),
+            ("base_class.Progress", "model_options.SavedSchedule"),
             ("base_class.RolloutEnd", "base_class.RolloutEndCallback"),
             ("base_class.Stopped", "base_class.StopTraining"),
             ("base_class.normalize_of", "vec_env.wrappers.find_vec_normalize"),

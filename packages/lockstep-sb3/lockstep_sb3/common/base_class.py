@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib
 import secrets
 import shutil
-import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -31,8 +30,6 @@ from lockstep.policy import Policy
 from lockstep.rollout import Collector
 from lockstep.state import FileNames, Kind, claims_of, handed_in, read_checkpoint, signed, write_checkpoint
 from lockstep.trainer import Callback, CollectEnd, OffpolicyTrainer, OnpolicyTrainer
-from lockstep_sb3.common import noise
-from lockstep_sb3.common.buffers import BaseBuffer
 from lockstep_sb3.common.callbacks import BaseCallback, CallbackList, ProgressBarCallback, as_callback
 from lockstep_sb3.common.env_util import vector_of
 from lockstep_sb3.common.files import DAMAGE
@@ -40,6 +37,7 @@ from lockstep_sb3.common.live_options import changed_options, is_live, set_live_
 from lockstep_sb3.common.log_names import MetricNames, training_values
 from lockstep_sb3.common.logger import Logger
 from lockstep_sb3.common.model_config import model_config_of
+from lockstep_sb3.common.model_options import callables_in, networks_of_script, option_from_plain, plain_option
 from lockstep_sb3.common.moved import moved_name
 from lockstep_sb3.common.policies import ActorCriticPolicy, BasePolicy
 from lockstep_sb3.common.step_values import StepValues
@@ -56,10 +54,6 @@ from lockstep_sb3.common.vec_env.boundary_vec_env import BoundaryVecEnv, infos_o
 
 Rate = float | Callable[[float], float]
 """Number, or a function of the remaining progress, which falls from 1 to 0."""
-PROGRESS_POINTS = np.linspace(0.0, 1.0, 101)
-"""Values of the remaining progress at which a schedule is saved. A function itself cannot be saved."""
-NETWORK = Kind("a subclass of torch.nn.Module", (nn.Module,))
-OPTIMIZER = Kind("a subclass of torch.optim.Optimizer", (torch.optim.Optimizer,))
 NOT_WATCHED = frozenset(
     {"policy", "env", "verbose", "tensorboard_log", "stats_window_size", "seed", "_init_setup_model"}
 )
@@ -72,13 +66,8 @@ NEVER_SAVED = NOT_SAVED | {
 }
 """Attributes that no file contains, so that a program may exclude them."""
 POLICY = Kind("a subclass of ActorCriticPolicy", (ActorCriticPolicy,))
-KINDS = {"features_extractor_class": NETWORK, "activation_fn": NETWORK, "optimizer_class": OPTIMIZER}
-"""Kinds of the classes that a file may name in `policy_kwargs`."""
 STEPS_SAMPLED = "num_env_steps_sampled_lifetime"
 """Key of `Policy.timesteps` with the number of environment steps, which schedules and exploration depend on."""
-NOISE_CLASSES = (noise.NormalActionNoise, noise.OrnsteinUhlenbeckActionNoise)
-BUFFER = Kind("a buffer", (BaseBuffer,))
-"""Classes that a file may name as `replay_buffer_class` or `rollout_buffer_class`."""
 OPTIMIZER_NAMES = {"default_optimizer": "policy.optimizer", "alpha": "ent_coef_optimizer"}
 """Names of optimizers in `get_parameters`, by their names in Lockstep. Others are `<name>.optimizer`."""
 POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
@@ -765,7 +754,7 @@ class BaseAlgorithm(ABC):
             "num_timesteps": self.num_timesteps,
             "total": self.total[0],
             "spaces": [to_plain(name, space)["__space__"] for name, space in spaces_by_name.items()],
-            "options": {name: _write_option(name, value) for name, value in options.items()},
+            "options": {name: plain_option(name, value) for name, value in options.items()},
         }
 
         # The zip is made next to its place and then moved, so that a failure leaves no half a file.
@@ -810,13 +799,13 @@ class BaseAlgorithm(ABC):
                     f"{path} is no file of `save` ({error}); one of Stable-Baselines3 is not read"
                 ) from error
         about = checkpoint["sb3"]
-        with handed_in(cls, *_networks_of_script(), *_callables({**(custom_objects or {}), **kwargs})):
+        with handed_in(cls, *networks_of_script(), *callables_in({**(custom_objects or {}), **kwargs})):
             names = FileNames(path, about, trust)
         kind = Kind("a BaseAlgorithm", (BaseAlgorithm,), takes_others=False)
         model_class = names.find("the class", about["class"], kind)
         if not issubclass(model_class, cls):
             raise ValueError(f"{path} is of {model_class.__name__}, not of {cls.__name__}")
-        options = {name: _read_option(name, plain, names) for name, plain in about["options"].items()}
+        options = {name: option_from_plain(name, plain, names) for name, plain in about["options"].items()}
         given = {**(custom_objects or {}), **kwargs}
         if "lr_schedule" in given:
             given["learning_rate"] = given.pop("lr_schedule")  # files of Stable-Baselines3 contain both
@@ -840,77 +829,10 @@ class BaseAlgorithm(ABC):
         return model
 
 
-def _networks_of_script() -> list[type]:
-    """Return the networks and optimizers of the running script.
-
-    A program that saves a model with a network of its own can load it again, as with Stable-Baselines3.
-    """
-    values = list(vars(sys.modules["__main__"]).values())
-    return [each for each in values if isinstance(each, type) and (NETWORK.fits(each) or OPTIMIZER.fits(each))]
-
-
-def _callables(value: Any) -> Iterator[Any]:
-    """Iterate over the classes and functions in an option, at any depth of dicts and lists."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for part in value:
-            yield from _callables(part)
-    elif callable(value):
-        yield value
-
-
-def _write_option(name: str, value: Any) -> Any:
-    """Return an option as plain data. A schedule that is a function is saved by its values at `PROGRESS_POINTS`."""
-    if isinstance(value, noise.VectorizedActionNoise):
-        value = value.base_noise
-    if isinstance(value, NOISE_CLASSES):
-        settings = {each.name: getattr(value, each.name) for each in fields(value) if each.name != "dtype"}
-        settings = {key: np.asarray(part).tolist() for key, part in settings.items()}
-        return {"noise": type(value).__name__, **settings}
-    if callable(value) and not isinstance(value, type):
-        return {"progress": [float(value(remaining)) for remaining in PROGRESS_POINTS]}
-    return to_plain(name, value)
-
-
-def _read_option(name: str, plain: Any, names: FileNames) -> Any:
-    """Return an option from its plain data. `names` finds the objects that the file may name."""
-    if isinstance(plain, Mapping) and "noise" in plain:
-        classes = {each.__name__: each for each in NOISE_CLASSES}
-        if plain["noise"] not in classes:
-            raise ValueError(f"{name} in {names.file} is {plain['noise']!r}; it must be one of {', '.join(classes)}")
-        return classes[plain["noise"]](**{key: part for key, part in plain.items() if key != "noise"})
-    if isinstance(plain, Mapping) and "progress" in plain:
-        return SavedSchedule(plain["progress"])
-    if name.endswith("_buffer_class") and isinstance(plain, Mapping) and list(plain) == ["__import__"]:
-        return names.find(name, plain["__import__"], BUFFER)
-    if name != "policy_kwargs" or not isinstance(plain, Mapping):
-        return from_plain(name, plain, names)
-    policy_kwargs = {}
-    for key, part in plain.items():
-        is_object = isinstance(part, Mapping) and list(part) == ["__import__"]
-        if is_object and key in KINDS:
-            policy_kwargs[key] = names.find(f"policy_kwargs.{key}", part["__import__"], KINDS[key])
-        else:
-            policy_kwargs[key] = from_plain(f"policy_kwargs.{key}", part, names)
-    return policy_kwargs
-
-
-@dataclass(frozen=True)
-class SavedSchedule:
-    """Schedule from a file: its `values` at `PROGRESS_POINTS`, and linear interpolation between them."""
-
-    values: Sequence[float]
-
-    def __call__(self, progress_remaining: float) -> float:
-        """Return the value at a remaining progress between 1 and 0."""
-        return float(np.interp(progress_remaining, PROGRESS_POINTS, self.values))
-
-
 _MOVED = {
     "ConvertCallback": "lockstep_sb3.common.callbacks:ConvertCallback",
     "OverSteps": "lockstep_sb3.common.utils:StepSchedule",
-    "Progress": "lockstep_sb3.common.base_class:SavedSchedule",
+    "Progress": "lockstep_sb3.common.model_options:SavedSchedule",
     "RolloutEnd": "lockstep_sb3.common.base_class:RolloutEndCallback",
     "Stopped": "lockstep_sb3.common.base_class:StopTraining",
     "normalize_of": "lockstep_sb3.common.vec_env.vec_normalize:unwrap_vec_normalize",
