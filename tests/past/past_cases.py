@@ -780,7 +780,9 @@ def load_door(folder: Path) -> Numbers:
         found[f"{name}/before"] = np.asarray(model.predict(OBSERVATIONS, deterministic=True)[0])
         model.learn(32, reset_num_timesteps=False)
         found[f"{name}/steps"] = np.array(model.num_timesteps)
-        found |= {f"{name}/{key}": value.numpy() for key, value in model.policy.state_dict().items()}
+        for key, value in model.lockstep.state_dict().items():
+            part = "value" if "value" in key or "critic" in key else "policy"  # as the door of 0.2 named them
+            found[f"{name}/{part}_net.{key}"] = value.numpy()
     return found
 
 

@@ -268,7 +268,7 @@ def policy_of_a_huge_network(path: Path) -> str:
 
 def model_of_the_door(path: Path) -> str:
     model = DoorPPO("MlpPolicy", "CartPole-v1")
-    model.policy_kwargs = {"net_arch": [HUGE]}
+    vars(model)["policy_kwargs"] = {"net_arch": [HUGE]}  # a model refuses the assignment
     model.save(path / "model")
     return str(path / "model.zip")
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -104,6 +105,7 @@ def test_a_process_that_is_killed_is_a_failure(tmp_path: Path) -> None:
 
 PARENT = """
 import sys
+import threading
 from test_trainer_seeds import config, describe
 from lockstep.trainer import SeedBegun, run_seeds
 if __name__ == "__main__":
@@ -133,7 +135,7 @@ def test_a_run_ends_cleanly_when_the_process_above_is_killed(tmp_path: Path) -> 
     [
         (lambda made: made.learners(num_learners=2), 2, "not allowed with num_learners"),
         (lambda made: made.env_runners(num_env_runners=2), 2, "not allowed with num_learners or num_env_runners"),
-        (lambda made: made.environment(lambda options: None), 2, "cannot be sent to another process"),
+        (lambda made: made.environment(lambda options, lock=threading.Lock(): None), 2, "cannot be sent to another process"),
         (lambda made: made, 0, "jobs=0 is not allowed"),
     ],
 )
