@@ -14,6 +14,8 @@ from lockstep.tracking.records import read_metrics
 from lockstep.tracking.run_folder import OBJECT, RunFolder, RunFolderError, find_runs
 
 SEED = "debugging.seed"
+NO_DIFFERENCE = (SEED, "evaluation.stop_return")
+"""Options in which runs of a group may differ. A return to stop at ends a run earlier, and changes nothing before."""
 MISSING = "-"
 """Value of an option that an algorithm does not have."""
 _MAX_TEXT = 40
@@ -36,7 +38,7 @@ class RunGroup:
 
 
 def differing_options(runs: Iterable[RunFolder]) -> list[str]:
-    """Return the paths of all options but the seed that differ between runs."""
+    """Return the paths of all options that differ between runs, except `NO_DIFFERENCE`."""
     settings = [run.settings() for run in runs]
     paths: dict[str, None] = {}  # a dict keeps the order of options
     for each in settings:
@@ -45,15 +47,16 @@ def differing_options(runs: Iterable[RunFolder]) -> list[str]:
     def differs(path: str) -> bool:
         return any(_value(each, path) != _value(settings[0], path) for each in settings)
 
-    return [path for path in paths if path != SEED and differs(path)]
+    return [path for path in paths if path not in NO_DIFFERENCE and differs(path)]
 
 
 def open_runs(paths: Sequence[RunPath] | RunPath, scope: str = "test") -> list[RunFolder]:
     """Return the runs in the given folders.
 
     Args:
-        paths: folders of runs. A folder that holds several runs, such as `runs`, stands for those of them that have a
-            record of `scope`; a warning names the others, which have often just begun or failed early.
+        paths: folders of runs. A folder that holds runs at any depth, such as `runs` or that of a tuning study,
+            stands for those of them that have a record of `scope`; a warning names the others, which have often just
+            begun or failed early.
         scope: scope of the records that are needed, "test" (evaluation), "train" or "update".
 
     Raises:
@@ -63,8 +66,10 @@ def open_runs(paths: Sequence[RunPath] | RunPath, scope: str = "test") -> list[R
     if not folders:
         raise ValueError("give at least one run's folder, e.g. runs/ppo_*")
     runs = []
-    for folder in folders:
-        runs.extend(_open_folder(Path(folder), scope))
+    for folder in map(Path, folders):
+        # The pattern `trial_*` also matches the lock files that a tuning study has beside its trials.
+        if folder.suffix != ".lock":
+            runs.extend(_open_folder(folder, scope))
     for run in runs:
         if not run.metrics_path.exists():
             raise RunFolderError(f"the run in {run.path} is damaged: it has no {run.metrics_path.name}")
@@ -78,8 +83,10 @@ def open_runs(paths: Sequence[RunPath] | RunPath, scope: str = "test") -> list[R
 def _open_folder(folder: Path, scope: str) -> list[RunFolder]:
     """Return the run in a folder, or those in a folder of several runs that have a record of `scope`."""
     paths = find_runs(folder)
-    if len(paths) <= 1:
+    if not paths:
         return [RunFolder.open(folder)]
+    if len(paths) == 1:
+        return [RunFolder.open(paths[0])]
     drawn: list[Path] = []
     left_out: list[Path] = []
     for path in paths:
@@ -88,7 +95,7 @@ def _open_folder(folder: Path, scope: str) -> list[RunFolder]:
     if not drawn:
         raise ValueError(f"none of the {len(paths)} runs in {folder} has a record of {scope!r} yet")
     if left_out:
-        names = ", ".join(path.name for path in left_out)
+        names = ", ".join(str(path.relative_to(folder)) for path in left_out)
         warnings.warn(f"runs in {folder} without a record of {scope!r} are left out: {names}", stacklevel=2)
     return [RunFolder.open(path) for path in drawn]
 

@@ -9,8 +9,10 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from lockstep.analysis import plot_runs
+from lockstep.analysis.run_groups import open_runs
 from lockstep.cli.arguments import PICTURES, Count, Labels, OptionNames, Runs, check_ending
 from lockstep.cli.terminal import say, shown_path
+from lockstep.options.texts import count_text
 
 
 @dataclass
@@ -42,8 +44,9 @@ class Plot:
         if not self.runs:
             raise ValueError("plot needs at least one run's folder: lockstep plot runs/ppo_* -o curves.png")
         check_ending(self.output, PICTURES)
+        runs = [run.path for run in open_runs(self.runs, self.scope)]
         picture = plot_runs(
-            self.runs,
+            runs,
             self.output,
             metric=self.metric,
             scope=self.scope,
@@ -52,5 +55,5 @@ class Plot:
             labels=self.labels,
             smooth=self.smooth,
         )
-        say(shown_path(picture))
+        say(f"{shown_path(picture)} ({count_text(len(runs), 'run', 'runs')})")
         return 0

@@ -9,8 +9,10 @@ from typing import Annotated
 from tyro.conf import Positional, UseAppendAction, arg
 
 from lockstep.analysis import write_report
+from lockstep.analysis.run_groups import open_runs
 from lockstep.cli.arguments import Labels, OptionNames, Runs, check_ending
 from lockstep.cli.terminal import say, shown_path
+from lockstep.options.texts import count_text
 
 
 @dataclass
@@ -35,13 +37,14 @@ class Report:
         if not self.runs:
             raise ValueError("report needs at least one run's folder: lockstep report runs/ppo_* -o report.html")
         check_ending(self.output, (".html", ".htm"))
+        runs = [run.path for run in open_runs(self.runs)]
         page = write_report(
-            self.runs,
+            runs,
             self.output,
             group_by=self.group_by,
             labels=self.labels,
             metrics=self.metric,
             title=self.title,
         )
-        say(shown_path(page))
+        say(f"{shown_path(page)} ({count_text(len(runs), 'run', 'runs')})")
         return 0

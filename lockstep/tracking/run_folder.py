@@ -359,7 +359,7 @@ def find_run(path: str | os.PathLike[str]) -> Path:
     Raises `RunFolderError`, which names the runs, if there are several.
     """
     folder = Path(path)
-    runs = find_runs(folder)
+    runs = [] if (folder / CONFIG).exists() else sorted(file.parent for file in folder.glob(f"*/{METRICS}"))
     if len(runs) > 1:
         named = ", ".join(run.name for run in runs[:NAMED_RUNS])
         if len(runs) > NAMED_RUNS:
@@ -369,10 +369,15 @@ def find_run(path: str | os.PathLike[str]) -> Path:
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Return the folders of the runs directly in a folder of runs, sorted by name; an empty list for a run's folder."""
+    """Return the folders of all runs below a folder at any depth, sorted by path; an empty list for a run's folder."""
     if (folder / CONFIG).exists():
         return []
-    return sorted(file.parent for file in folder.glob(f"*/{METRICS}"))
+    runs = []
+    for path, subfolders, files in os.walk(folder):
+        if CONFIG in files and METRICS in files:
+            runs.append(Path(path))
+            subfolders.clear()  # a run holds no other runs
+    return sorted(runs)
 
 
 def stage_seconds(summary: Mapping[str, Any]) -> dict[str, tuple[float, float]]:

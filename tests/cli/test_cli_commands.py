@@ -170,7 +170,7 @@ def test_video_shows_the_episode_whole(trained: Trained, tmp_path: Path, monkeyp
 def test_plot_draws_the_runs(lockstep: Command, trained: Trained, tmp_path: Path) -> None:
     said = lockstep("plot", *map(str, trained.runs), "-o", "curves.png")
     assert said.code == 0, said.err
-    assert said.out == "curves.png\n"
+    assert said.out == f"curves.png ({len(trained.runs)} runs)\n"
     picture = iio.imread(tmp_path / "curves.png")
     assert picture.shape[0] > 400
     assert len(np.unique(picture.reshape(-1, picture.shape[-1]), axis=0)) > 10

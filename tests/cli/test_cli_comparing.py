@@ -25,7 +25,7 @@ def test_plot_takes_axis_groups_labels_and_smoothing(lockstep: Command, sides, t
     runs = [*sides[0], *sides[1]]
     words = ("--x", "seconds", "--group-by", "training.lr", "--label", "slow", "--label", "fast", "--smooth", "2")
     said = lockstep("plot", *runs, *words, "-o", "curves.svg")
-    assert (said.code, said.out) == (0, "curves.svg\n"), said.err
+    assert (said.code, said.out) == (0, "curves.svg (6 runs)\n"), said.err
     assert (tmp_path / "curves.svg").stat().st_size > 1000
     said = lockstep("plot", *runs, "--label", "slow")
     assert said.code == 2
@@ -34,10 +34,11 @@ def test_plot_takes_axis_groups_labels_and_smoothing(lockstep: Command, sides, t
 
 @pytest.mark.parametrize("name, picture", [("plot", "curves.png"), ("report", "report.html")])
 def test_a_folder_of_runs_is_drawn_as_its_runs(lockstep: Command, tmp_path: Path, name: str, picture: str) -> None:
-    runs = [str(make_run(tmp_path / "runs", seed=seed, ended=True).path) for seed in range(3)]
+    folders = [tmp_path / "runs", tmp_path / "runs", tmp_path / "runs" / "fast"]
+    runs = [str(make_run(folder, seed=seed, ended=True).path) for seed, folder in enumerate(folders)]
     make_run(tmp_path / "runs", "a2c").metrics_path.write_text("")
     said = lockstep(name, "runs")
-    assert (said.code, said.out) == (0, f"{picture}\n"), said.err
+    assert (said.code, said.out) == (0, f"{picture} (3 runs)\n"), said.err
     assert "left out: a2c_CartPole-v1_s0" in said.err
     if name == "plot":
         of_folder = (tmp_path / picture).read_bytes()
@@ -68,7 +69,7 @@ def test_compare_prints_markdown(lockstep: Command, sides, tmp_path: Path) -> No
 
 def test_report_writes_a_page(lockstep: Command, trained: Trained, tmp_path: Path) -> None:
     said = lockstep("report", *map(str, trained.runs), "--metric", "update/entropy", "--title", "Two seeds")
-    assert (said.code, said.out) == (0, "report.html\n"), said.err
+    assert (said.code, said.out) == (0, "report.html (2 runs)\n"), said.err
     page = (tmp_path / "report.html").read_text()
     assert "<h1>Two seeds</h1>" in page
     assert all(run.name in page for run in trained.runs)

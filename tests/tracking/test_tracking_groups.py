@@ -144,3 +144,10 @@ def test_a_folder_of_runs_stands_for_its_evaluated_runs(tmp_path: Path) -> None:
         open_runs(tmp_path, scope="update")
     with pytest.warns(UserWarning, match="left out"), pytest.raises(ValueError, match="is given twice"):
         open_runs([tmp_path, evaluated[0].path])
+
+
+def test_lock_files_and_a_return_to_stop_at_are_no_runs_and_no_difference(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, evaluation={"stop_return": value}).path for value in (None, 475)]
+    lock = tmp_path / "trial_0000.lock"
+    lock.touch()
+    assert labels(open_runs([*runs, lock])) == [("PPO", 2)]

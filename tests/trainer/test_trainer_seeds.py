@@ -19,6 +19,9 @@ from lockstep.state.checkpoint import read_checkpoint
 from lockstep.tracking import RunFolder
 
 
+LOCK = threading.Lock()  # which no process can send to another
+
+
 def config(total_steps: int = 512) -> PPOConfig:
     made = PPOConfig().environment("CartPole-v1").training(train_batch_size=128, minibatch_size=64, num_epochs=1)
     made.reporting(total_steps=total_steps, steps_per_epoch=256).evaluation(evaluation_duration=2)
@@ -135,7 +138,11 @@ def test_a_run_ends_cleanly_when_the_process_above_is_killed(tmp_path: Path) -> 
     [
         (lambda made: made.learners(num_learners=2), 2, "not allowed with num_learners"),
         (lambda made: made.env_runners(num_env_runners=2), 2, "not allowed with num_learners or num_env_runners"),
-        (lambda made: made.environment(lambda options, lock=threading.Lock(): None), 2, "cannot be sent to another process"),
+        (
+            lambda made: made.environment(lambda options: LOCK),
+            2,
+            "cannot be sent to another process",
+        ),
         (lambda made: made, 0, "jobs=0 is not allowed"),
     ],
 )
