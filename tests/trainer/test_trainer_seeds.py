@@ -18,7 +18,6 @@ from lockstep.runs.run import prepare_run
 from lockstep.state.checkpoint import read_checkpoint
 from lockstep.tracking import RunFolder
 
-
 LOCK = threading.Lock()  # which no process can send to another
 
 
