@@ -16,12 +16,14 @@ MORE_OPTIONS := tests/product tests/export tests/eject tests/trainer/test_traine
 .DEFAULT_GOAL := train
 
 $(VENV)/.core: pyproject.toml requirements/constraints.txt
+	@echo "Installing torch and Lockstep into $(VENV): one to three minutes, longer if the download is slow."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python -m pip install --quiet --constraint requirements/constraints.txt --editable '.[plot]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core packages/lockstep-sb3/pyproject.toml
+	@echo "Installing the packages of the tests into $(VENV): some minutes."
 	$(BIN)/python -m pip install --quiet --constraint requirements/constraints.txt --editable '.[dev]' --editable packages/lockstep-sb3
 	$(BIN)/python -m pip install --quiet --no-deps MinAtar==1.0.15 # it asks for plotting packages that games do not use
 	@touch $@

@@ -82,12 +82,15 @@ class Comparison:
         return rows
 
     def facts(self) -> dict[str, str]:
-        """Return the results in words, by name: difference, probability of improvement, and what they mean."""
+        """Return the results in words, by name: difference, probability of improvement, and what they mean.
+
+        The limits of the comparison come before its meaning, so that nobody reads the one without the others.
+        """
         first, second = self.labels
         low, high = float(self.difference.low), float(self.difference.high)
         if low > 0 or high < 0:
             better = first if low > 0 else second
-            meaning = f"{better} is better: the interval of the difference does not contain 0"
+            meaning = f"{better} is better in these runs: the interval of the difference does not contain 0"
         else:
             meaning = "not distinguished by these runs: the interval of the difference contains 0"
 
@@ -97,9 +100,9 @@ class Comparison:
             facts["scaled"] = f"to 0 and 1: {', '.join(ends)}"
         facts["difference"] = f"{self.difference} between interquartile means"
         facts["improvement"] = f"{self.improvement} is the probability that a run of the first is better"
-        facts["so"] = meaning
         for number, note in enumerate(self.notes, start=1):
             facts[f"note {number}"] = note
+        facts["so"] = meaning
         return facts
 
     def markdown(self) -> str:

@@ -87,11 +87,25 @@ def plan_facts(run: Run, config: AlgorithmConfig) -> dict[str, str]:
 
 
 def show_seed_runs(folders: Sequence[Path]) -> None:
-    """Print a table of runs, and the command that draws their curves."""
-    if folders:
-        say()
-        show_seeds(folders)
-        say(f"curves: lockstep plot {' '.join(shown_path(folder) for folder in folders)} -o curves.png")
+    """Print a table of runs, and the commands that draw their curves and export the best policy of all."""
+    if not folders:
+        return
+    say()
+    show_seeds(folders)
+    say(f"curves: lockstep plot {' '.join(shown_path(folder) for folder in folders)} -o curves.png")
+    best_run = _best_of(folders)
+    if best_run is not None:
+        say(f"export of the best evaluation: lockstep export {shown_path(best_run)}")
+
+
+def _best_of(folders: Sequence[Path]) -> Path | None:
+    """Return the run with the highest evaluation, the first of equal ones; None if no run was evaluated."""
+    scores: dict[Path, float] = {}
+    for folder in folders:
+        score = RunFolder.open(folder).read_summary().get("best_score")
+        if score is not None:
+            scores[folder] = score
+    return max(scores, key=scores.__getitem__, default=None)
 
 
 class Interruption(Callback):

@@ -24,7 +24,7 @@ def import_sb3() -> ModuleType:
             raise
         raise ModuleNotFoundError(
             "lockstep.compat.sb3 is a package of its own now, lockstep_sb3, which is not installed: "
-            "pip install lockstep-sb3 (in a clone of Lockstep: pip install ./packages/lockstep-sb3)",
+            "pip install lockstep-sb3 (in a clone of Lockstep: pip install -e ./packages/lockstep-sb3)",
             name="lockstep_sb3",
         ) from error
 

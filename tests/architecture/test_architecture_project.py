@@ -73,6 +73,16 @@ def test_make_knows_the_target(target):
     assert done.stdout.strip()
 
 
+@pytest.mark.parametrize("target", ["setup", "setup-dev"])
+def test_make_says_that_it_installs_before_pip_is_silent(target, tmp_path):
+    words = ["make", "--dry-run", f"VENV={tmp_path}/new", target]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    steps = done.stdout.splitlines()
+    for index, step in enumerate(steps):
+        if "pip install" in step:
+            assert any(earlier.startswith('echo "Installing') for earlier in steps[:index]), step
+
+
 def test_the_package_holds_code_and_templates_alone():
     tracked = subprocess.run(["git", "ls-files", "lockstep"], cwd=ROOT, capture_output=True, text=True, check=True)
     files = [Path(name) for name in tracked.stdout.split()]

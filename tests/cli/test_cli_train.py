@@ -14,10 +14,12 @@ import agent_games
 import numpy as np
 import pytest
 from cli_tools import SMALL, Said, Trained, command, process_env, start
+from tracked_runs import make_run
 
 from lockstep import get_config
 from lockstep.cli.arguments import parse_setting
 from lockstep.cli.commands import parse
+from lockstep.cli.running import show_seed_runs
 from lockstep.cli.terminal import show_result
 from lockstep.runs.run import prepare_run
 from lockstep.state.checkpoint import newest_checkpoint, read_checkpoint
@@ -92,6 +94,25 @@ def test_seeds_run_one_after_the_other_and_end_in_one_table(trained: Trained) ->
     for seed, (run, final) in enumerate(zip(trained.runs, finals, strict=True)):
         assert re.search(rf"seed {seed} +{re.escape(f'{final:.4g}')} ±.*runs/{run.name}", table)
     assert f"2 runs: median {np.median(finals):.4g}, worst {min(finals):.4g}, interquartile mean" in table
+
+
+def test_seeds_end_with_the_command_that_exports_the_best(trained: Trained) -> None:
+    scores = [RunFolder.open(run).read_summary()["best_score"] for run in trained.runs]
+    best_run = trained.runs[int(np.argmax(scores))]
+    (line,) = re.findall(r"^export of the best evaluation: (.*)$", trained.out, re.MULTILINE)
+    assert line == f"lockstep export runs/{best_run.name}"
+    assert parse(line.split()[1:]).folder.name == best_run.name
+
+
+def test_seeds_without_evaluations_have_no_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [make_run(tmp_path, seed=seed, ended=True).path for seed in range(3)]
+    show_seed_runs(runs)
+    assert "lockstep export" not in capsys.readouterr().out
+    for run, score in zip(runs[1:], (-3.0, -2.0), strict=True):
+        folder = RunFolder.open(run)
+        folder.write_summary({**folder.read_summary(), "best_score": score})
+    show_seed_runs(runs)
+    assert f"lockstep export {runs[2]}\n" in capsys.readouterr().out
 
 
 @pytest.mark.long

@@ -38,6 +38,31 @@ def test_a_page_that_installs_lockstep_has_the_line_for_a_cpu(page):
     assert not installs or CPU_LINE.search(text), f"{installs[0]!r}: add the line of README.md for a torch without CUDA"
 
 
+def copies_of(page: str) -> list[str]:
+    """Return the commands that install the clone as a copy, which replaces the editable install of `make train`."""
+    found = []
+    for command, arguments in re.findall(r"(pip install ([^`\n]*))", page):
+        words = arguments.split()
+        for option, word in zip(["", *words], words, strict=False):
+            if word.strip("'\"").startswith(".") and option != "-e":
+                found.append(command)
+    return found
+
+
+@pytest.mark.parametrize("command", ["'.[export]'", ". ./packages/lockstep-sb3", "-e . ./packages/lockstep-sb3", "."])
+def test_an_install_of_a_copy_is_found(command):
+    assert copies_of(f"in a clone: `pip install {command}`")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, *sorted((ROOT / "examples").rglob("*.ipynb")), ROOT / "lockstep/compat/__init__.py"],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_a_page_keeps_the_editable_install_of_make_train(page):
+    assert copies_of(page.read_text()) == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_line_before_make_names_the_torch_that_make_installs(page):
     """With another version, `make train` would replace it by the one with CUDA."""

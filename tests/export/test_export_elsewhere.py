@@ -18,8 +18,8 @@ from lockstep.cli import main
 from lockstep.state.streams import RandomStreams
 
 EPISODES, ENVIRONMENTS = 100, 8
-PLAY = """
-import json, sys
+BLOCKED = """
+import sys
 
 
 class Blocked:
@@ -35,6 +35,11 @@ for name in ("lockstep", "torch"):
     except ImportError:
         continue
     sys.exit(f"{name} is here")
+"""
+"""Beginning of a program that can import neither Lockstep nor torch."""
+PLAY = """
+import json, sys
+
 sys.path[:0] = sys.argv[1:3]
 from act import Actor
 from masked_pole import MaskedPole
@@ -54,6 +59,18 @@ for seed, episodes in json.loads(sys.argv[3]):
     returns.append(found)
 print(json.dumps(returns))
 """
+
+
+def test_the_block_of_the_page_runs_where_lockstep_is_not(tmp_path):
+    section = (Path(lockstep.__file__).parents[1] / "docs/export.md").read_text().split("\n## Without Lockstep\n")[1]
+    block = section.split("```python\n")[1].split("```")[0]
+    lockstep.PPOConfig().environment("CartPole-v1").build_policy().export(tmp_path / "exported")
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", BLOCKED + block], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) <= {"0", "1"}
+    assert len(done.stdout.split()) == 3
 
 
 @pytest.mark.long
@@ -91,7 +108,11 @@ def test_an_exported_policy_gets_the_returns_of_lockstep_eval(tmp_path, monkeypa
     plan = json.dumps([[int(seed), len(returns[row])] for row, seed in enumerate(seeds)])
     folders = [str(tmp_path / "exported"), str(Path(__file__).parent)]
     done = subprocess.run(
-        [sys.executable, "-I", "-c", PLAY, *folders, plan], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-I", "-c", BLOCKED + PLAY, *folders, plan],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     played = json.loads(done.stdout)

@@ -98,6 +98,14 @@ def test_notes_name_the_limits_of_a_comparison(tmp_path: Path) -> None:
     assert "both sides have the same settings" in notes
 
 
+def test_limits_are_named_before_the_verdict() -> None:
+    comparison = compare_scores({"a": [2.0, 3.0]}, {"a": [0.0, 1.0]}, labels=("new", "old"))
+    names = list(comparison.facts())
+    assert "too narrow" in comparison.facts()["note 1"]
+    assert names.index("note 1") < names.index("so")
+    assert "new is better in these runs" in comparison.facts()["so"]
+
+
 def test_algorithms_name_the_sides_where_their_settings_differ_by_task(tmp_path: Path) -> None:
     first = [*seeds(tmp_path, [1.0, 2.0], lr=1), *seeds(tmp_path, [1.0, 2.0], env="B-v0", lr=2)]
     second = [*seeds(tmp_path, [1.0, 2.0], algo="a2c"), *seeds(tmp_path, [1.0, 2.0], algo="a2c", env="B-v0", lr=3)]
