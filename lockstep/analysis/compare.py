@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -35,6 +35,7 @@ COLUMNS = ("task", "runs of", "runs", "IQM", "95 % interval", "mean", "median", 
 """Columns of the table of a comparison."""
 _NUM_THRESHOLDS = 201
 """Number of points of a performance profile."""
+_IMPROVEMENT_COLOUR = "#555555"
 FEW = 5
 """Number of runs below which a note warns that bootstrap intervals are too narrow."""
 
@@ -118,9 +119,11 @@ class Comparison:
         unit = "scaled return" if self.scale else "return"
 
         for number, (label, interval) in enumerate(zip(self.labels, self.iqms)):
-            _draw_interval(means, interval, number, COLOURS[number], label)
-        _draw_interval(chance, self.improvement, 0, "#555555", "")
-        chance.axvline(0.5, color="#777777", linewidth=1.0, linestyle="--")
+            _draw_interval(means, interval, number, COLOURS[number])
+            text = f"{picture_text(label)}: {interval}"
+            at_left = means.get_yaxis_transform()
+            means.text(0.02, number - 0.2, text, transform=at_left, va="bottom", color=COLOURS[number])
+        self._draw_improvement(chance)
         # Upside down, so that the first side is at the top, with room for its text above the bar.
         chance.set_ylim(0.6, -0.6)
         means.set_ylim(1.5, -0.6)
@@ -142,7 +145,18 @@ class Comparison:
         means.use_sticky_edges = False  # bars would take away the margin
         means.margins(x=0.05)
         chance.set_xlim(-0.02, 1.02)
+        for note in _notes_on_number(self.first, self.second):
+            chance.get_figure(root=False).supxlabel(note, fontsize="small")
         return figure
+
+    def _draw_improvement(self, panel: "Axes") -> None:
+        """Draw the probability of improvement, with the numbers of runs in its text."""
+        _draw_interval(panel, self.improvement, 0, _IMPROVEMENT_COLOUR)
+        panel.axvline(0.5, color="#777777", linewidth=1.0, linestyle="--")
+        num_first, num_second = (sum(map(len, side.values())) for side in (self.first, self.second))
+        text = f"{self.improvement}, {num_first} against {num_second} runs"
+        probability = float(self.improvement.value)
+        panel.text(probability, -0.2, text, ha=_alignment(probability), va="bottom", color=_IMPROVEMENT_COLOUR)
 
     def save(self, output: RunPath) -> Path:
         """Write the picture and return its path. `ImportError` if matplotlib is not installed."""
@@ -237,10 +251,6 @@ def compare_scores(
     values = np.concatenate([*ours, *theirs])
     thresholds = np.linspace(values.min(), values.max(), _NUM_THRESHOLDS)
     draws = {"num_resamples": num_resamples, "seed": seed}
-    fewest = min(map(len, [*first.values(), *second.values()]))
-    notes = []
-    if fewest < FEW:
-        notes.append(f"with {fewest} runs intervals come out too narrow; take {FEW} or more")
     return Comparison(
         labels=(labels[0], labels[1]),
         first=first,
@@ -254,7 +264,7 @@ def compare_scores(
             performance_profile(ours, thresholds, **draws),
             performance_profile(theirs, thresholds, **draws),
         ),
-        notes=tuple(notes),
+        notes=tuple(_notes_on_number(first, second)),
     )
 
 
@@ -322,6 +332,13 @@ def _notes(sides: Sequence[Sequence[RunFolder]], groups: Sequence[RunGroup], lab
         yield "both sides have the same settings"
 
 
+def _notes_on_number(first: Scores, second: Scores) -> Iterator[str]:
+    """Yield a note if a side has few runs of a task."""
+    fewest = min(map(len, [*first.values(), *second.values()]))
+    if fewest < FEW:
+        yield f"with {fewest} runs intervals come out too narrow; take {FEW} or more"
+
+
 def _notes_on_length(ends: Sequence[int], at_step: int | None) -> Iterator[str]:
     """Yield a note if the last evaluations are at different steps."""
     if at_step is None and min(ends) != max(ends):
@@ -378,10 +395,15 @@ def _interval_row(task: str, label: str, scores: np.ndarray, interval: Interval)
     )
 
 
-def _draw_interval(panel: "Axes", interval: Interval, row: int, colour: str, label: str) -> None:
-    """Draw a bar over an interval with a line at its number, and both as text above it."""
+def _draw_interval(panel: "Axes", interval: Interval, row: int, colour: str) -> None:
+    """Draw a bar over an interval with a line at its number."""
     value, low, high = (float(part) for part in interval)
     panel.barh(row, high - low, left=low, height=0.3, color=colour, alpha=0.3)
     panel.plot([value, value], [row - 0.15, row + 0.15], color=colour, linewidth=3.0, solid_capstyle="butt")
-    text = f"{picture_text(label)}: {interval}" if label else str(interval)
-    panel.text(0.02, row - 0.2, text, transform=panel.get_yaxis_transform(), va="bottom", color=colour)
+
+
+def _alignment(probability: float) -> Literal["left", "center", "right"]:
+    """Return the alignment of a text at a probability, such that the text stays in a panel from 0 to 1."""
+    if probability < 1 / 3:
+        return "left"
+    return "right" if probability > 2 / 3 else "center"

@@ -32,7 +32,7 @@ from lockstep.analysis.run_groups import (
 from lockstep.state.markup import number_text
 from lockstep.state.replace import replacing_file
 from lockstep.tracking.records import read_metrics
-from lockstep.tracking.run_folder import RunFolder, stage_seconds
+from lockstep.tracking.run_folder import RunFolder, ending_text, stage_seconds
 
 PAGE = Path(__file__).with_name("report_page.html")
 RECORDS = (
@@ -278,11 +278,11 @@ def _runs_table(groups: Sequence[RunGroup], data_of: Mapping[Path, _RunData]) ->
             curve = data_of[run.path].curve("test", RETURN)
             spread = "" if not np.isfinite(curve.spread[-1]) else f" ± {number_text(curve.spread[-1], 3)}"
             speed = duration = "-"
-            ended_by = "not ended"
+            ended = "not ended"
             if summary:
                 speed = f"{summary['steps_per_second']:,.0f}"
                 duration = _duration(float(summary["timing"]["total_time"]))
-                ended_by = str(summary.get("stop_reason"))
+                ended = ending_text(run, summary)
             rows.append(
                 (
                     run.path.name,
@@ -294,10 +294,10 @@ def _runs_table(groups: Sequence[RunGroup], data_of: Mapping[Path, _RunData]) ->
                     number_text(curve.values.max()),
                     speed,
                     duration,
-                    ended_by,
+                    ended,
                 )
             )
-    columns = ("run", "of", "environment", "seed", "steps", "last return", "best", "steps/s", "time", "ended by")
+    columns = ("run", "of", "environment", "seed", "steps", "last return", "best", "steps/s", "time", "ended")
     return _table(columns, rows)
 
 

@@ -155,7 +155,7 @@ class Plan:
         return text + self._evaluation_share_text(interval)
 
     def _evaluation_share_text(self, interval: int) -> str:
-        """Return a note if evaluation may take more than a third of all environment steps; otherwise an empty text.
+        """Return the share of evaluation in all environment steps if it may be over a third; otherwise an empty text.
 
         `interval`: training steps from one evaluation to the next.
         """
@@ -171,7 +171,7 @@ class Plan:
             max_steps = trainer.episode_per_test * min(known_limits) if known_limits else None
         if max_steps is None or 2 * max_steps <= interval:
             return ""
-        return f"; each may take {max_steps:,} steps, then more than a third of the run's steps are evaluation"
+        return f"; may take up to {max_steps / (max_steps + interval):.0%} of all steps"
 
 
 def _rates(learner: Learner, first: int, last: int) -> dict[str, str]:

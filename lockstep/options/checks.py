@@ -171,16 +171,16 @@ def check_functions(**functions: object) -> None:
             raise ValueError(f"{name}={function!r} is not allowed; it must be a function, or None")
 
 
-def install_hint(extra: str) -> str:
+def install_hint(extra: str, distribution: str = "lockstep-rl") -> str:
     """Return the command that installs the packages of an extra, such as `"pip install 'ray>=2.40'"`.
 
-    The versions come from the metadata of the installed distribution (`pyproject.toml`).
+    The versions come from the metadata of the installed `distribution` (`pyproject.toml`), which declares the extra.
     """
     try:
-        requirements = requires("lockstep-rl") or []
+        requirements = requires(distribution) or []
     except PackageNotFoundError:
-        # Lockstep runs from a folder of sources, which has no metadata.
-        return f"pip install the packages of the extra {extra!r} in pyproject.toml"
+        # The distribution runs from a folder of sources, which has no metadata.
+        return f"pip install the packages of the extra {extra!r} in pyproject.toml of {distribution}"
 
     # A requirement reads `ray>=2.40; extra == 'ray'`. Build tools write either kind of quotes.
     packages = []

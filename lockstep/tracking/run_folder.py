@@ -392,6 +392,17 @@ def stage_seconds(summary: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     return {name: (value, value / total if total else 0.0) for name, value in rows}
 
 
+def ending_text(folder: RunFolder, summary: Mapping[str, Any]) -> str:
+    """Return why a run has ended, in words: its `stop_reason`, unless that is a name of Lockstep's."""
+    reason = summary.get("stop_reason")
+    if reason == "max_epoch":
+        return "all steps done"
+    if reason == "stop_fn":
+        stop_return = (folder.config.get("evaluation") or {}).get("stop_return")
+        return "reached the return" if stop_return is None else f"reached the return {stop_return:g}"
+    return str(reason)
+
+
 def prune_checkpoints(directory: Path, keep: int) -> None:
     """Delete all but the newest `keep` (at least 1) of the checkpoints `step_*` in a directory.
 

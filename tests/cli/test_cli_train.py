@@ -52,10 +52,7 @@ def test_plan_says_what_the_run_is_going_to_do(trained: Trained) -> None:
     assert lines["gradient steps"] == "32: for each update 2 passes over 4 minibatches of 64"
     assert lines["networks"] == "9,155 parameters (35.8 KiB)"
     assert lines["device"] == "cpu, float32, 1 thread, eager"
-    assert lines["evaluation"] == (
-        "4 episodes every 512 steps, most likely actions; each may take 2,000 steps, then more than a third of the "
-        "run's steps are evaluation"
-    )
+    assert lines["evaluation"] == ("4 episodes every 512 steps, most likely actions; may take up to 80% of all steps")
     assert lines["folder"] in {f"runs/{run.name}" for run in trained.runs}
 
 
@@ -80,7 +77,7 @@ def test_run_leaves_its_folder_and_a_short_table(trained: Trained) -> None:
     assert summary["gradient_step"] == 32
     assert f"final return  {summary['final_return']:.4g} ±" in trained.out
     assert "steps         1,024 in" in trained.out
-    assert "ended by      max_epoch" in trained.out
+    assert "ended         all steps done" in trained.out
     shares = re.findall(r"^  time +(.*)$", trained.out, re.MULTILINE)[-1]  # the plan has a guess under this name
     parts = dict(re.findall(r"(\w[\w, ]*?) (\d+)%", shares))
     assert set(parts) == {"environment", "acting", "storing", "update", "evaluation", "checkpoints, logs"}
@@ -157,6 +154,14 @@ def test_seeds_side_by_side_are_stopped_together(tmp_path: Path) -> None:
         assert f"continue seed {folder.seed} with: lockstep resume runs/{run.name}" in out
         assert folder.read_summary()["stop_reason"] == "interrupted"
     assert "seed 2 has not begun" in out
+
+
+def test_a_run_that_stops_at_a_return_names_the_return(lockstep: Command) -> None:
+    said = lockstep("train", "ppo", "CartPole-v1", *SMALL, "--stop-return", "3", "--root", "runs")
+    assert "ended         reached the return 3\n" in said.out
+    (run,) = Path("runs").iterdir()
+    assert RunFolder.open(run).read_summary()["stop_reason"] == "stop_fn"
+    assert "steps/s while training; ended: reached the return 3\n" in lockstep("doctor", str(run)).out
 
 
 def test_settings_later_sources_win(tmp_path: Path) -> None:
@@ -256,7 +261,7 @@ def test_ctrl_c_ends_in_order_and_resume_reaches_the_same_weights(lockstep: Comm
     (run,) = (tmp_path / "runs").iterdir()
     assert err == "stopping after this update; once more stops at once\n"
     assert f"interrupted; continue with: lockstep resume runs/{run.name}" in out
-    assert "ended by      interrupted" in out
+    assert "ended         interrupted" in out
     steps = RunFolder.open(run).read_summary()["train_step"]
     assert 2048 <= steps < 8192
     assert steps % 512 == 0

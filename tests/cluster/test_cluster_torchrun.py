@@ -163,7 +163,7 @@ class TestRuns:
             for rank in ranks:
                 rank.kill()
         assert [rank.returncode for rank in ranks] == [0, 143], found
-        assert "ended by      interrupted" in found[0], found
+        assert "ended         interrupted" in found[0], found
         assert max(checkpoints(tmp_path)) % 256 in (0, 128)
 
     def test_kinds_of_data_are_shared_out_as_in_one_process(self, tmp_path):

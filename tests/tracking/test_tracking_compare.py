@@ -122,9 +122,28 @@ def test_the_picture_has_three_panels(tmp_path: Path) -> None:
     assert titles == ["Interquartile mean, a", "Probability of improvement", "Performance profile"]
     words = [text.get_text() for panel in comparison.draw().axes for text in panel.texts]
     assert words[0] == f"new: {comparison.iqms[0]}"
-    assert words[2] == str(comparison.improvement)
+    assert words[2] == f"{comparison.improvement}, 3 against 3 runs"
+    assert (
+        comparison.draw().get_supxlabel()
+        == comparison.notes[0]
+        == "with 3 runs intervals come out too narrow; take 5 or more"
+    )
     picture = image.imread(comparison.save(tmp_path / "new" / "comparison.png"))
     assert (picture[..., :3].min(axis=-1) < 0.5).sum() > 1000
+
+
+@pytest.mark.parametrize(("first", "second"), [([9, 8, 7], [1, 2, 3]), ([1, 2, 3], [9, 8, 7]), ([1, 5, 9], [1, 5, 9])])
+def test_the_probability_is_written_at_its_bar_and_in_the_panel(first: list[int], second: list[int]) -> None:
+    pytest.importorskip("matplotlib")
+    figure = compare_scores({"a": np.array(first)}, {"a": np.array(second)}).draw()
+    figure.draw_without_rendering()
+    panel = figure.axes[1]
+    text = panel.texts[0].get_window_extent()
+    bar = panel.lines[0].get_window_extent()
+    assert text.x0 <= bar.x1
+    assert text.x1 >= bar.x0
+    assert abs(text.y0 - bar.y1) < 0.1 * panel.bbox.height
+    assert panel.get_tightbbox().width < 1.1 * panel.bbox.width
 
 
 REFUSED = {

@@ -95,7 +95,7 @@ def test_the_page_has_differences_ends_of_runs_and_times(runs: list[RunFolder], 
     finals = " ".join(text_of(section_of(page, "Final evaluations")).split())
     assert "CartPole-v1 PPO lr=4 2 18,000 16,000 to 20,000 18,000 18,000 16,000 20,000" in finals
     assert "not ended" in finals
-    assert f"{runs[0].path.name} PPO lr=1 CartPole-v1 0 4,000 4,000 ± 1 4,000 400 10 s max_epoch" in finals
+    assert f"{runs[0].path.name} PPO lr=1 CartPole-v1 0 4,000 4,000 ± 1 4,000 400 10 s all steps done" in finals
     times = section_of(page, "Time by stage")
     assert times.count('class="bar"') == 4
     assert "width:50.00%" in times

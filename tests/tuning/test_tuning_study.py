@@ -18,6 +18,7 @@ from lockstep.analysis import Interval
 from lockstep.cli import main
 from lockstep.recipes.training import find_settings
 from lockstep.tuning import Range, TrialRow, TuneResult
+from lockstep.tuning.pictures import search_figure
 from lockstep.tuning.study import _locked
 
 SMALL = {
@@ -65,6 +66,16 @@ def test_the_best_settings_are_a_file_that_training_takes(searched):
     again = find_settings("ppo", "CartPole-v1", file=("best.json", file)).config
     assert again.to_dict() == result.config.to_dict()
     assert (result.path / "search.png").stat().st_size > 10_000
+
+
+def test_the_picture_numbers_whole_trials_and_its_legend_covers_none():
+    pytest.importorskip("matplotlib")
+    figure = search_figure([120.0, 400.0, None], {"training.lr": 1.0})
+    figure.draw_without_rendering()
+    panel = figure.axes[0]
+    assert all(float(number).is_integer() for number in panel.get_xticks())
+    legend = figure.legends[0].get_window_extent()
+    assert legend.y1 < panel.get_window_extent().y0
 
 
 @pytest.mark.long

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from small_tasks import Aim, Copy, Count
+from small_tasks import Aim, Copy, Count, Picture
 
 import lockstep_sb3
+from lockstep.options.checks import install_hint
 from lockstep_sb3 import DQN, PPO, SAC
 from lockstep_sb3.common import logger as logging
+from lockstep_sb3.common.atari_wrappers import WarpFrame
 from lockstep_sb3.common.callbacks import (
     BaseCallback,
     CallbackList,
@@ -20,9 +24,52 @@ from lockstep_sb3.common.callbacks import (
     StopTrainingOnRewardThreshold,
 )
 from lockstep_sb3.common.env_util import make_vec_env
+from lockstep_sb3.common.log_names import training_values
 from lockstep_sb3.common.logger import Figure, HumanOutputFormat, KVWriter, Logger, Video, configure
+from lockstep_sb3.common.monitor import load_results
+from lockstep_sb3.common.results_plotter import plot_curves, plot_results
 
 SMALL = {"net_arch": [8]}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options"), [(PPO, {"n_steps": 32, "batch_size": 32}), (DQN, {"learning_starts": 8})]
+)
+def test_no_row_of_the_table_is_cut_off(algorithm, options, capsys):
+    model = algorithm("MlpPolicy", "CartPole-v1", verbose=1, seed=0, policy_kwargs=SMALL, **options)
+    model.learn(64, log_interval=1)
+    table = capsys.readouterr().out
+    assert "|    grad_norm " in table
+    assert "|    grad_clipped " in table
+    assert "..." not in table
+
+
+def test_metrics_of_gradients_have_short_names_for_each_optimizer():
+    metrics = {"gradients_critic_global_norm": 2.0, "gradients_default_optimizer_share_clipped": 0.5}
+    assert training_values(metrics, {}) == {"critic_grad_norm": 2.0, "grad_clipped": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "distribution", "call"),
+    [
+        ("pandas", "monitor", "lockstep-sb3", lambda: load_results("never")),
+        ("pandas", "monitor", "lockstep-sb3", lambda: plot_results(["never"], None, "timesteps", "")),
+        ("pandas", "monitor", "lockstep-sb3", lambda: logging.read_csv("never")),
+        ("pandas", "monitor", "lockstep-sb3", lambda: logging.read_json("never")),
+        ("matplotlib", "monitor", "lockstep-sb3", lambda: plot_curves([], "timesteps", "")),
+        ("tensorboard", "tensorboard", "lockstep-rl", lambda: logging.TensorBoardOutputFormat("never")),
+        ("cv2", "atari", "lockstep-rl", lambda: WarpFrame(Picture()).reset()),
+    ],
+)
+def test_a_missing_package_is_named_with_the_command(package, extra, distribution, call, monkeypatch):
+    imported = {package, "torch.utils.tensorboard" if package == "tensorboard" else package}
+    for name in [name for name in sys.modules if name.startswith(tuple(imported))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)  # the import system then reports that there is no such module
+    hint = install_hint(extra, distribution)
+    assert package in hint or package == "cv2"
+    with pytest.raises(ImportError, match=re.escape(hint)):
+        call()
 
 
 def test_all_outputs_are_written_to_their_files(tmp_path):

@@ -8,6 +8,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from lockstep_sb3.common.extras import naming_extra
+
 NOOP = 0
 FIRE = 1
 
@@ -171,7 +173,8 @@ class WarpFrame(gym.ObservationWrapper):
 
     def observation(self, observation: np.ndarray) -> np.ndarray:
         """Return a frame `[H, W, 3]` as a gray one `[height, width, 1]`."""
-        import cv2
+        with naming_extra("WarpFrame", "atari", "lockstep-rl"):
+            import cv2
 
         gray = cv2.cvtColor(observation, cv2.COLOR_RGB2GRAY)
         return cv2.resize(gray, (self.width, self.height), interpolation=cv2.INTER_AREA)[:, :, None]

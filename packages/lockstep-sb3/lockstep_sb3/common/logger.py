@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lockstep_sb3.common.extras import naming_extra
 from lockstep_sb3.common.files import naming_damage
 
 DEBUG = 10
@@ -237,7 +238,8 @@ class TensorBoardOutputFormat(KVWriter):
     """Output that writes values of any kind to the event file of TensorBoard in a folder."""
 
     def __init__(self, folder: str | Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        with naming_extra("TensorBoardOutputFormat", "tensorboard", "lockstep-rl"):
+            from torch.utils.tensorboard import SummaryWriter
 
         self.writer = SummaryWriter(str(folder))
 
@@ -400,7 +402,8 @@ def configure(folder: str | Path | None = None, format_strings: Sequence[str] | 
 
 def read_json(filename: str | Path) -> Any:
     """Return a file of `JSONOutputFormat` as a pandas table."""
-    import pandas as pd  # type: ignore[import-untyped, unused-ignore]
+    with naming_extra("read_json", "monitor"):
+        import pandas as pd  # type: ignore[import-untyped, unused-ignore]
 
     with naming_damage(Path(filename), "file of JSONOutputFormat"):
         lines = Path(filename).read_text(encoding="utf-8").splitlines()
@@ -409,7 +412,8 @@ def read_json(filename: str | Path) -> Any:
 
 def read_csv(filename: str | Path) -> Any:
     """Return a file of `CSVOutputFormat` as a pandas table."""
-    import pandas as pd  # type: ignore[import-untyped, unused-ignore]
+    with naming_extra("read_csv", "monitor"):
+        import pandas as pd  # type: ignore[import-untyped, unused-ignore]
 
     with naming_damage(Path(filename), "file of CSVOutputFormat"):
         return pd.read_csv(filename, comment="#")

@@ -11,6 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from lockstep_sb3.common.extras import naming_extra
 from lockstep_sb3.common.files import naming_damage
 
 EPISODE = ("r", "l", "t")
@@ -183,7 +184,8 @@ def load_results(path: str | Path) -> Any:
         ValueError: a file is damaged; the error names it.
         LoadMonitorResultsError: there is no file.
     """
-    import pandas as pd  # type: ignore[import-untyped, unused-ignore]
+    with naming_extra("load_results", "monitor"):
+        import pandas as pd  # type: ignore[import-untyped, unused-ignore]
 
     files = get_monitor_files(path)
     if not files:

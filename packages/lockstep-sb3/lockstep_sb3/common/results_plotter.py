@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep_sb3.common.extras import naming_extra
 from lockstep_sb3.common.monitor import load_results as load_results
 
 X_TIMESTEPS = "timesteps"
@@ -52,7 +53,8 @@ def plot_curves(
     xy_list: Sequence[tuple[np.ndarray, np.ndarray]], x_axis: str, title: str, figsize: tuple[int, int] = (8, 2)
 ) -> None:
     """Plot the returns of several runs with matplotlib, with the moving mean of 100 episodes if there are as many."""
-    from matplotlib import pyplot as plt
+    with naming_extra("plot_curves", "monitor"):
+        from matplotlib import pyplot as plt
 
     plt.figure(title, figsize=figsize)
     for x, y in xy_list:

@@ -161,7 +161,11 @@ class VecEnv(ABC):
         image = tile_images([each for each in self.get_images() if each is not None])
         if mode != "human":
             return image
-        import cv2
+        try:
+            import cv2
+        except ImportError as error:
+            # The extra "atari" has the OpenCV without windows.
+            raise ImportError(f"render(mode='human') needs OpenCV: pip install opencv-python ({error})") from error
 
         cv2.imshow("environments", image[:, :, ::-1])  # OpenCV wants blue first
         cv2.waitKey(1)

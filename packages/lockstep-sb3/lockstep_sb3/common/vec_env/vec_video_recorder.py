@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep_sb3.common.extras import naming_extra
 from lockstep_sb3.common.vec_env.base_vec_env import VecEnv, VecEnvStepReturn, VecEnvWrapper
 
 
@@ -98,7 +99,11 @@ class VecVideoRecorder(VecEnvWrapper):
         self.recorded_frames = []
         if not frames:
             return
-        import imageio.v2 as imageio
+        with naming_extra("VecVideoRecorder", "video"):
+            import imageio.v2 as imageio
+
+            # imageio would ask for it only when it writes.
+            import imageio_ffmpeg  # type: ignore[import-untyped, unused-ignore] # noqa: F401
 
         sys.stdout.write(f"Saving video to {self.video_path}\n")
         # ffmpeg would scale frames to a multiple of 16 pixels. Players only need an even number.
