@@ -32,7 +32,7 @@ from lockstep.analysis.run_groups import (
 from lockstep.state.markup import number_text
 from lockstep.state.replace import replacing_file
 from lockstep.tracking.records import read_metrics
-from lockstep.tracking.run_folder import RunFolder, ending_text, stage_seconds
+from lockstep.tracking.run_folder import RunFolder, stage_seconds
 
 PAGE = Path(__file__).with_name("report_page.html")
 RECORDS = (
@@ -282,7 +282,7 @@ def _runs_table(groups: Sequence[RunGroup], data_of: Mapping[Path, _RunData]) ->
             if summary:
                 speed = f"{summary['steps_per_second']:,.0f}"
                 duration = _duration(float(summary["timing"]["total_time"]))
-                ended = ending_text(run, summary)
+                ended = run.ending_text(summary)
             rows.append(
                 (
                     run.path.name,

@@ -18,7 +18,7 @@ from lockstep.diagnosis import doctor
 from lockstep.envs.check import check_environment
 from lockstep.options.checks import check_whole
 from lockstep.tracking import RunFolder
-from lockstep.tracking.run_folder import ending_text, stage_seconds
+from lockstep.tracking.run_folder import stage_seconds
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Doctor:
         summary = folder.read_summary()
         say(
             f"{folder.algo.upper()} on {folder.env}, seed {folder.seed}: {summary['train_step']:,} steps, "
-            f"{summary['steps_per_second']:,.0f} steps/s while training; ended: {ending_text(folder, summary)}"
+            f"{summary['steps_per_second']:,.0f} steps/s while training; ended: {folder.ending_text(summary)}"
         )
         stages = stage_seconds(summary)
         rows = [(name, f"{seconds:.2f}", f"{share:.1%}") for name, (seconds, share) in stages.items()]

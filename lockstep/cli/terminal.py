@@ -16,7 +16,7 @@ from rich.table import Table
 from lockstep.analysis import iqm_bootstrap
 from lockstep.state.markup import number_text
 from lockstep.tracking import RunFolder
-from lockstep.tracking.run_folder import ending_text, stage_seconds
+from lockstep.tracking.run_folder import stage_seconds
 from lockstep.trainer.display import clock_text
 
 PLAIN_WIDTH = 200
@@ -93,7 +93,7 @@ def show_result(folder: RunFolder) -> dict[str, Any]:
             "steps": _steps_text(summary),
             "speed": f"{summary['steps_per_second']:,.0f} steps/s while training, {clock_text(seconds)} in all",
             "time": "  ".join(stages),
-            "ended": ending_text(folder, summary),
+            "ended": folder.ending_text(summary),
             "folder": shown_path(folder.path),
         }
     )

@@ -3,6 +3,7 @@
 The options themselves are in `config.py` of the folders that they configure (docs/adding-options.md).
 """
 
+from lockstep.options.checks import install_hint
 from lockstep.options.restarts import RestartLimits
 from lockstep.options.schedules import ConfiguredValueWarning, Schedule, ScheduleLike
 from lockstep.options.section import Section, option
@@ -13,5 +14,6 @@ __all__ = [
     "Schedule",
     "ScheduleLike",
     "Section",
+    "install_hint",
     "option",
 ]

@@ -340,6 +340,16 @@ class RunFolder:
             return None
         return summary.get("train_step", 0), summary.get("gradient_step", 0)
 
+    def ending_text(self, summary: Mapping[str, Any]) -> str:
+        """Return in words why the run has ended, from the `stop_reason` of its summary."""
+        reason = summary.get("stop_reason")
+        if reason == "max_epoch":
+            return "all steps done"
+        if reason == "stop_fn":
+            stop_return = (self.config.get("evaluation") or {}).get("stop_return")
+            return "reached the return" if stop_return is None else f"reached the return {stop_return:g}"
+        return str(reason)
+
     def read_summary(self) -> dict[str, Any]:
         """Return the content of summary.json.
 
@@ -390,17 +400,6 @@ def stage_seconds(summary: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     stages["checkpoints, logs"] = total - sum(stages.values())
     rows = sorted(stages.items(), key=lambda row: -row[1])
     return {name: (value, value / total if total else 0.0) for name, value in rows}
-
-
-def ending_text(folder: RunFolder, summary: Mapping[str, Any]) -> str:
-    """Return why a run has ended, in words: its `stop_reason`, unless that is a name of Lockstep's."""
-    reason = summary.get("stop_reason")
-    if reason == "max_epoch":
-        return "all steps done"
-    if reason == "stop_fn":
-        stop_return = (folder.config.get("evaluation") or {}).get("stop_return")
-        return "reached the return" if stop_return is None else f"reached the return {stop_return:g}"
-    return str(reason)
 
 
 def prune_checkpoints(directory: Path, keep: int) -> None:

@@ -13,7 +13,7 @@ import torch
 from small_tasks import Aim, Copy, Count, Picture
 
 import lockstep_sb3
-from lockstep.options.checks import install_hint
+from lockstep.options import install_hint
 from lockstep_sb3 import DQN, PPO, SAC
 from lockstep_sb3.common import logger as logging
 from lockstep_sb3.common.atari_wrappers import WarpFrame

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lockstep.options.checks import install_hint
+from lockstep.options import install_hint
 
 
 @contextmanager
