@@ -48,7 +48,7 @@ INTRODUCTION = """# Gallery
 
 What the recipes learn in less than ten minutes. Each was trained once, by the command that is shown. Returns are those
 of the last evaluation. A curve has all evaluations, with the deviation over their episodes. The video shows some frames
-of an episode of the best policy. Times are those of one thread on a busy machine.
+of an episode of the best policy. Times were measured with one thread on a busy machine.
 
 `python docs/gallery.py` makes this page. Several seeds of every recipe: [results](results.md)."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import itertools
 import types
 from collections import Counter
 from collections.abc import Iterable
@@ -111,4 +112,4 @@ def missing_names(files: dict[str, set[str]], library: str) -> dict[str, list[st
 
 def count_missing(missing: Iterable[list[str]]) -> Counter[str]:
     """Return in how many files each missing name is used."""
-    return Counter(name for names in missing for name in names)
+    return Counter(itertools.chain.from_iterable(missing))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +32,7 @@ def find_settings(folder: Path) -> dict[str, tuple[str, str, Settings]]:
     """Return the settings in the Zoo's folder `hyperparams`: name -> algorithm, environment, options."""
     import yaml
 
-    prefixes = tuple(prefix for family in FAMILIES.values() for prefix in family)
+    prefixes = tuple(itertools.chain.from_iterable(FAMILIES.values()))
     found = {}
     for algorithm in ALGORITHMS:
         text = (folder / f"{algorithm}.yml").read_text(encoding="utf-8")

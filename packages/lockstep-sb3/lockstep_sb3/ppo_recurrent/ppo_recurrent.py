@@ -121,7 +121,8 @@ class RecurrentPPO(PPO):
             deterministic: Take the most likely actions.
         """
         batch, is_single = self.as_batch(observation)
-        num_rows = 1 if is_single else len(next(iter(batch.values())) if isinstance(batch, dict) else batch)
+        rows = next(iter(batch.values())) if isinstance(batch, dict) else batch
+        num_rows = 1 if is_single else len(rows)
         memory = self.lockstep.acting[DEFAULT_MODULE_ID].get_initial_state(num_rows)
         names = [layer_names(kind, self._num_layers) for kind in ("h", "c")]
         if state is not None:
