@@ -59,7 +59,7 @@ class Connector(ABC):
 
     @property
     def takes_moments(self) -> bool:
-        """Whether the statistics are moments of one array, which may be computed elsewhere and merged at once."""
+        """Whether the statistics are moments of arrays, which may be computed elsewhere and merged at once."""
         return False
 
     @property

@@ -5,7 +5,7 @@ For images there are the conversion to grey and resizing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -17,7 +17,7 @@ from gymnasium.spaces import Space
 
 from lockstep.connectors.connector import Join, Leaf, LeafConnector, apply_leaves, same
 from lockstep.data.actions import carries_mask
-from lockstep.data.trees import Tree, leaves, map_tree
+from lockstep.data.trees import Tree, leaves, map_pair, map_tree
 from lockstep.modules.encoders import channels_last, is_image, one_hot_outputs, spaces_in
 from lockstep.ops.arrays import Array, as_dtype, constant_like, move_axis
 from lockstep.ops.statistics import RunningMoments
@@ -64,14 +64,25 @@ class NormalizeObs(LeafConnector):
 
     @property
     def takes_moments(self) -> bool:
-        """Whether observations are a single array that is normalised, so that `merge_moments` can be called."""
-        return _is_normalizer(self._leaves)
+        """Whether there are statistics, to which `merge_moments` can add moments that were computed elsewhere."""
+        return bool(self._normalizers())
 
-    def merge_moments(self, moments: RunningMoments) -> None:
-        """Add the moments of further rows to the statistics, see `takes_moments`."""
-        normalizer: _Normalizer = self._leaves
-        normalizer.moments.merge(moments)
-        normalizer.set_moments(normalizer.moments)
+    def normalized_leaves(self, data: Tree) -> list[Any]:
+        """Return the leaves `[..., *shape]` of raw observations that are normalised, in the order of `moments`."""
+        found: list[Any] = []
+
+        def collect(transform: Leaf, leaf: Array) -> None:
+            if _is_normalizer(transform):
+                found.append(leaf)
+
+        map_pair(collect, self._leaves, data)
+        return found
+
+    def merge_moments(self, moments: Sequence[RunningMoments]) -> None:
+        """Add the moments of further rows to the statistics. `moments` has one entry for each normalised leaf."""
+        for normalizer, leaf_moments in zip(self._normalizers(), moments, strict=True):
+            normalizer.moments.merge(leaf_moments)
+            normalizer.set_moments(normalizer.moments)
 
     def get_state(self) -> dict[str, Any]:
         return {"leaves": [moments.get_state() for moments in self.moments]}

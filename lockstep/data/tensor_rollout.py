@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from lockstep.data.columns import Columns
 from lockstep.data.row_share import ALL_ROWS, RowShare
 from lockstep.data.training_buffer import TrainingBuffer
+from lockstep.data.trees import Tree, copy_into, leaves, map_tree, named_leaves, num_items, rows_of
 
 
 class TensorRollout(TrainingBuffer):
@@ -21,7 +22,7 @@ class TensorRollout(TrainingBuffer):
     A learner reads it like a `RolloutStore`: `episodes()` is passed to `update_from_episodes`.
 
     Attributes:
-        obs: Observations `[T, B, ...]` that were acted on.
+        obs: Observations `[T, B, ...]` that were acted on: a tensor, or a tree of tensors for a Dict or Tuple space.
         next_obs: Observations `[T, B, ...]` that followed, before the reset of an episode that ended.
         actions: Actions `[T, B, ...]` in the form that the policy learns from.
         rewards: Rewards, float32 `[T, B]`.
@@ -36,19 +37,20 @@ class TensorRollout(TrainingBuffer):
     is_on_device: ClassVar[Literal[True]] = True
     """Whether the columns are tensors on the networks' device; those of `Trajectories` are arrays."""
 
-    def __init__(self, num_steps: int, first_obs: Tensor, first_actions: Tensor, share: RowShare = ALL_ROWS) -> None:
+    def __init__(self, num_steps: int, first_obs: Tree, first_actions: Tensor, share: RowShare = ALL_ROWS) -> None:
         self.share = share
         self.num_steps = num_steps
-        self.num_envs = len(first_obs)
-        self.device: torch.device = first_obs.device
+        self.num_envs = num_items(first_obs)
+        self.device: torch.device = first_actions.device
 
         flags_and_reward = 6  # one float32, two bools
-        bytes_per_step = 2 * first_obs[0].nbytes + first_actions[0].nbytes + flags_and_reward
+        bytes_per_obs = sum(leaf[0].nbytes for leaf in leaves(first_obs))
+        bytes_per_step = 2 * bytes_per_obs + first_actions[0].nbytes + flags_and_reward
         advice = "take fewer, or shorter rollouts (env_runners(rollout_fragment_length=...))"
         check_room(self.device, num_steps * bytes_per_step, self.num_envs, "environments", advice)
 
-        self.obs = self._column(first_obs)
-        self.next_obs = self._column(first_obs)
+        self.obs = map_tree(self._column, first_obs)
+        self.next_obs = map_tree(self._column, first_obs)
         self.actions = self._column(first_actions)
         self.rewards = torch.zeros(num_steps, self.num_envs, device=self.device)
         self.terminateds = torch.zeros(num_steps, self.num_envs, dtype=torch.bool, device=self.device)
@@ -74,32 +76,36 @@ class TensorRollout(TrainingBuffer):
     @property
     def num_bytes(self) -> int:
         columns = (self.obs, self.next_obs, self.actions, self.rewards, self.terminateds, self.cuts)
-        return sum(column.nbytes for column in columns)
+        return sum(leaf.nbytes for leaf in leaves(columns))
 
     def begin_collect(self, weights_seq_no: int) -> None:
         """Begin a collect. `weights_seq_no` is the version of the weights that act."""
         self.weights_seq_no = weights_seq_no
 
-    def begin_step(self, t: int, obs: Tensor) -> None:
+    def begin_step(self, t: int, obs: Tree) -> None:
         """Write the observations `[B, ...]` on which vector step `t` acts."""
-        self.obs[t].copy_(obs)
+        copy_into(rows_of(self.obs, t), obs)
 
-    def end_step(self, t: int, actions: Tensor, rewards: Tensor, dones: Tensor, extras: Mapping[str, Tensor]) -> None:
+    def end_step(self, t: int, actions: Tensor, rewards: Tensor, dones: Tensor, extras: Mapping[str, Tree]) -> None:
         """Write the results of vector step `t`: actions, and what the environments returned for them."""
         self.actions[t].copy_(actions)
         self.rewards[t].copy_(rewards)
         self.cuts[t].copy_(dones)
         # Of bools, `dones > time_outs` is "done and not timed out", in one kernel that writes in place.
         torch.gt(dones, extras["time_outs"], out=self.terminateds[t])
-        self.next_obs[t].copy_(extras["final_obs"])
+        copy_into(rows_of(self.next_obs, t), extras["final_obs"])
 
     def end(self, num_steps: int) -> Tensor:
         """End a collect of all vector steps, and return the number of values that are not finite (0-d tensor)."""
-        return count_not_finite(self.rewards, self.obs, self.next_obs)
+        return count_not_finite(self.rewards, *leaves(self.obs), *leaves(self.next_obs))
 
     def last_steps(self, num_steps: int) -> dict[str, Tensor]:
-        """Return the columns `[T, B, ...]` in which `end` counts the values that are not finite."""
-        return {Columns.OBS: self.obs, Columns.NEXT_OBS: self.next_obs, Columns.REWARDS: self.rewards}
+        """Return the columns `[T, B, ...]` in which `end` counts the values that are not finite.
+
+        An entry of the observations has its path as its name, such as `"obs/camera"`.
+        """
+        columns = {Columns.OBS: self.obs, Columns.NEXT_OBS: self.next_obs, Columns.REWARDS: self.rewards}
+        return leaves_by_path(columns)
 
     def count(self, num_steps: int) -> None:
         """Mark all vector steps as collected. `size` is a number of the host, which no graph can set."""
@@ -109,10 +115,10 @@ class TensorRollout(TrainingBuffer):
         """Return the argument of `update_from_episodes`: this rollout itself."""
         return self
 
-    def columns(self) -> dict[str, Tensor]:
+    def columns(self) -> dict[str, Any]:
         """Return copies of the columns on the host."""
         names = ("obs", "next_obs", "actions", "rewards", "terminateds", "cuts")
-        return {name: getattr(self, name).cpu().clone() for name in names}
+        return {name: map_tree(lambda leaf: leaf.cpu().clone(), getattr(self, name)) for name in names}
 
     def rows(self) -> None:
         """Return None, which means that all rows are transitions."""
@@ -128,6 +134,14 @@ class TensorRollout(TrainingBuffer):
     def abandon_collect(self) -> None:
         """Empty the rollout: a collect that failed has overwritten the rows of the one before."""
         self.clear()
+
+
+def leaves_by_path(columns: Mapping[str, Tree]) -> dict[str, Tensor]:
+    """Return the leaves of all columns by their paths, such as `"rewards"` and `"obs/camera"`."""
+    found: dict[str, Tensor] = {}
+    for name, column in columns.items():
+        found.update(named_leaves(name, column))
+    return found
 
 
 def count_not_finite(*tensors: Tensor) -> Tensor:

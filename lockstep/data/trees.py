@@ -10,7 +10,7 @@ places.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from types import EllipsisType
 from typing import Any
@@ -109,6 +109,23 @@ def _structure(tree: Tree) -> str:
     if isinstance(tree, dict):
         return f"a dict with {sorted(map(str, tree))}"
     return f"a tuple of {len(tree)}" if isinstance(tree, tuple) else f"a {type(tree).__name__}"
+
+
+def copy_into(target: Tree, source: Tree) -> None:
+    """Copy the values of each tensor of `source` into the tensor at its place in `target`, which keeps its memory."""
+    map_pair(torch.Tensor.copy_, target, source)
+
+
+def split_rows(tree: Tree, size: int) -> Iterator[Tree]:
+    """Iterate over consecutive parts of `size` rows of a tree of tensors, as views. The last part may be smaller."""
+    for parts in zip(*[leaf.split(size) for leaf in leaves(tree)]):
+        yield with_leaves(tree, parts)
+
+
+def with_leaves(tree: Tree, values: Iterable[Leaf]) -> Tree:
+    """Return a tree of the structure of `tree` whose leaves are `values`, in the order of `leaves`."""
+    following = iter(values)
+    return map_tree(lambda _: next(following), tree)
 
 
 def leaves(tree: Tree) -> Iterator[Any]:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from lockstep.data.columns import Columns
 from lockstep.data.row_share import ALL_ROWS, RowShare
-from lockstep.data.tensor_rollout import check_room, count_not_finite
+from lockstep.data.tensor_rollout import check_room, count_not_finite, leaves_by_path
 from lockstep.data.training_buffer import TrainingBuffer
+from lockstep.data.trees import Tree, copy_into, leaves, map_pair, map_tree, num_items, rows_of, zip_trees
 from lockstep.options.checks import check_whole
 from lockstep.replay.priorities import TensorPriorities
 
@@ -28,7 +29,7 @@ class TensorReplay(TrainingBuffer):
     Args:
         capacity: number of transitions that the buffer holds, over all environments; rounded down to whole vector
             steps.
-        first_obs: observations `[B, ...]`, of the shape and dtype that all will have.
+        first_obs: observations `[B, ...]`, of the shape and dtype that all will have: a tensor, or a tree of tensors.
         first_actions: actions `[B, ...]` in the form that is learned from, likewise.
         n_step: number of rewards that are summed for a drawn row. The sum is shorter where the episode ends, and at the
             newest step. The next observation is the one after the last summed reward.
@@ -43,7 +44,7 @@ class TensorReplay(TrainingBuffer):
             largest possible capacity.
 
     Attributes:
-        columns: tensors `[T, B, ...]` by name.
+        columns: tensors `[T, B, ...]` by name; columns of observations may be trees of tensors.
         written: number of vector steps written so far, int64 `[1]` on the device.
         size: number of vector steps stored, as the host knows it.
         row_bytes: memory of a transition, in bytes.
@@ -56,7 +57,7 @@ class TensorReplay(TrainingBuffer):
     def __init__(
         self,
         capacity: int,
-        first_obs: Tensor,
+        first_obs: Tree,
         first_actions: Tensor,
         n_step: int = 1,
         gamma: float = 0.99,
@@ -68,15 +69,15 @@ class TensorReplay(TrainingBuffer):
         self.share = share
         self.n_step = n_step
         self.gamma = gamma
-        self.num_envs = len(first_obs)
-        self.device: torch.device = first_obs.device
+        self.num_envs = num_items(first_obs)
+        self.device: torch.device = first_actions.device
         num_rows = self.num_envs * share.number
         self.num_steps = check_whole("capacity", capacity, 1) // num_rows
         if self.num_steps == 0:
             raise ValueError(f"capacity={capacity} is below one step of each of the {num_rows} environments")
 
         number = torch.zeros(self.num_envs, device=self.device)
-        first = {
+        first: dict[str, Tree] = {
             Columns.OBS: first_obs,
             Columns.ACTIONS: first_actions,
             Columns.REWARDS: number,
@@ -85,10 +86,10 @@ class TensorReplay(TrainingBuffer):
         }
         if n_step > 1:  # a single step needs no truncated flag, since it bootstraps from its own next observation
             first[Columns.TRUNCATEDS] = number.bool()
-        self.row_bytes = sum(column[0].nbytes for column in first.values())
+        self.row_bytes = sum(leaf[0].nbytes for leaf in leaves(first))
         self.row_bytes += 0 if priorities is None else TensorPriorities.row_bytes
         check_room(self.device, self.row_bytes, self.num_steps * self.num_envs, "transitions", "lower replay.capacity")
-        self.columns = {name: column.new_zeros(self.num_steps, *column.shape) for name, column in first.items()}
+        self.columns: dict[str, Tree] = map_tree(lambda leaf: leaf.new_zeros(self.num_steps, *leaf.shape), first)
         self.written = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._position = self.written  # until the first step sets it
         """Position of the vector step that is being written, int64 `[1]`."""
@@ -116,13 +117,13 @@ class TensorReplay(TrainingBuffer):
         self._written_before.copy_(self.written)
         self._num_counted = 0
 
-    def begin_step(self, t: int, obs: Tensor) -> None:
+    def begin_step(self, t: int, obs: Tree) -> None:
         """Write the observations of a vector step over the oldest one. `t`, its number in the collect, is not used."""
         self._is_in_step = True
         self._position = self.written % self.num_steps
         self._write({Columns.OBS: obs})
 
-    def end_step(self, t: int, actions: Tensor, rewards: Tensor, dones: Tensor, extras: Mapping[str, Tensor]) -> None:
+    def end_step(self, t: int, actions: Tensor, rewards: Tensor, dones: Tensor, extras: Mapping[str, Tree]) -> None:
         """Write actions and results of the vector step that `begin_step` has begun."""
         # The environments may have reset themselves: only `final_obs` is the observation that the action led to.
         row = {Columns.ACTIONS: actions, Columns.REWARDS: rewards, Columns.NEXT_OBS: extras["final_obs"]}
@@ -135,29 +136,35 @@ class TensorReplay(TrainingBuffer):
         self.written.add_(1)
         self._is_in_step = False
 
-    def _write(self, row: Mapping[str, Tensor]) -> None:
+    def _write(self, row: Mapping[str, Tree]) -> None:
         """Write columns of the present vector step, each `[B, ...]`."""
-        for name, value in row.items():
-            column = self.columns[name]
+
+        def write(column: Tensor, value: Tensor) -> None:
             column.index_copy_(0, self._position, value.to(column.dtype).unsqueeze(0))
+
+        for name, value in row.items():
+            map_pair(write, self.columns[name], value)
 
     def end(self, num_steps: int) -> Tensor:
         """End a collect of `num_steps` vector steps, and return how many of its values are not finite, 0-d."""
         positions = (self.written - 1 - torch.arange(num_steps, device=self.device)) % self.num_steps
         names = Columns.REWARDS, Columns.OBS, Columns.NEXT_OBS
-        return count_not_finite(*(self.columns[name].index_select(0, positions) for name in names))
+        checked = {name: self.columns[name] for name in names}
+        return count_not_finite(*(leaf.index_select(0, positions) for leaf in leaves(checked)))
 
     def last_steps(self, num_steps: int) -> dict[str, Tensor]:
         """Return the columns that `end` checks of the newest vector steps, `[T, B, ...]` each, oldest first.
 
-        T is `num_steps`, or the capacity if the ring has overwritten the first of them.
+        T is `num_steps`, or the capacity if the ring has overwritten the first of them. An entry of the observations
+        has its path as its name, such as `"obs/camera"`.
         """
         steps = torch.arange(-min(num_steps, self.num_steps), 0, device=self.device)
         positions = (self.written + steps) % self.num_steps
         names = Columns.OBS, Columns.NEXT_OBS, Columns.REWARDS
-        return {name: self.columns[name].index_select(0, positions) for name in names}
+        columns = leaves_by_path({name: self.columns[name] for name in names})
+        return {name: column.index_select(0, positions) for name, column in columns.items()}
 
-    def sample(self, num_rows: int, generator: torch.Generator) -> dict[str, Tensor]:
+    def sample(self, num_rows: int, generator: torch.Generator) -> dict[str, Any]:
         """Return columns `[num_rows, ...]` of random rows. The host does not wait for them.
 
         With priorities there are also `weights` and `batch_indexes`.
@@ -175,7 +182,7 @@ class TensorReplay(TrainingBuffer):
         uniforms = torch.rand(num_rows, dtype=torch.float64, device=self.device, generator=generator)
         return (uniforms * (self.written.clamp(max=self.num_steps) * self.num_envs * self.share.number)).long()
 
-    def rows(self, index: Tensor) -> dict[str, Tensor]:
+    def rows(self, index: Tensor) -> dict[str, Any]:
         """Return the columns of the rows `index`, int64 `[N]`. With n-step sums there is also `discounts`.
 
         For a row of step t, `rewards` is `sum_{i < m} gamma^i r_{t+i}` over m <= n steps, and `discounts` is `gamma^m`.
@@ -206,9 +213,9 @@ class TensorReplay(TrainingBuffer):
         discounts = torch.pow(self.gamma, number.to(torch.float32))
         return {**columns, Columns.REWARDS: rewards, Columns.DISCOUNTS: discounts}
 
-    def _take(self, name: str, index: Tensor) -> Tensor:
+    def _take(self, name: str, index: Tensor) -> Any:
         """Return the rows `index` of a column, `[N, ...]`."""
-        return self.columns[name].flatten(0, 1).index_select(0, index)
+        return map_tree(lambda leaf: leaf.flatten(0, 1).index_select(0, index), self.columns[name])
 
     def count(self, num_steps: int) -> None:
         """Add vector steps to the numbers that the host keeps. A replayed graph writes steps without the host."""
@@ -261,7 +268,7 @@ class TensorReplay(TrainingBuffer):
         # Rows of a full ring can all be drawn, so that the positions of dropped steps need some content. Copies of a
         # step that is stored anyway only make that step more likely for a while.
         positions = torch.arange(first, first + num_positions, device=self.device) % self.num_steps
-        columns = [*self.columns.values()]
+        columns = [*leaves(self.columns)]
         if self.priorities is not None:
             columns.append(self.priorities.tree.values.view(self.num_steps, self.num_envs))
         self.written.fill_(first)
@@ -304,10 +311,10 @@ class TensorReplay(TrainingBuffer):
 
     def get_state(self) -> dict[str, Any]:
         """Return the transitions of all ranks as arrays on the host, the number of steps, and the priorities."""
-        columns = {name: column[: self.size].cpu().numpy().copy() for name, column in self.columns.items()}
+        columns = map_tree(lambda leaf: leaf[: self.size].cpu().numpy().copy(), self.columns)
         if self.share.number > 1:
             parts = self.share.gather(columns)
-            columns = {name: np.concatenate([part[name] for part in parts], 1) for name in columns}
+            columns = zip_trees(lambda leaves_of_ranks: np.concatenate(leaves_of_ranks, 1), parts, "columns")
         state = {"written": int(self.written), "shape": self._form(), "columns": columns}
         return state if self.priorities is None else {**state, "priorities": self.priorities.get_state(len(self))}
 
@@ -319,7 +326,7 @@ class TensorReplay(TrainingBuffer):
         Raises:
             ValueError: the state belongs to another buffer, or is damaged. Nothing changes in that case.
         """
-        columns = {name: torch.as_tensor(column) for name, column in state.get("columns", {}).items()}
+        columns = map_tree(torch.as_tensor, state.get("columns", {}))
         saved_form = _form_of_rows(columns)
         form = _form_of_rows(self.columns)
         if state.get("shape") != self._form() or saved_form != form:
@@ -329,7 +336,7 @@ class TensorReplay(TrainingBuffer):
             )
         written = int(state["written"])
         size = min(written, self.num_steps)
-        lengths = {name: len(column) for name, column in columns.items()}
+        lengths = {name: len(column) for name, column in leaves_by_path(columns).items()}
         if set(lengths.values()) != {size}:
             raise ValueError(
                 f"the state of a TensorReplay is damaged: of {size} vector steps, its columns hold {lengths}; resume "
@@ -337,9 +344,8 @@ class TensorReplay(TrainingBuffer):
             )
 
         self.size = size
-        for name, column in columns.items():
-            of_this_rank = self.share.of(column.transpose(0, 1)).transpose(0, 1)
-            self.columns[name][: self.size].copy_(of_this_rank)
+        own_columns = map_tree(lambda leaf: self.share.of(leaf.transpose(0, 1)).transpose(0, 1), columns)
+        copy_into(rows_of(self.columns, slice(self.size)), own_columns)
         self.written.fill_(written)
         if self.priorities is not None:
             self.priorities.set_state(state["priorities"])
@@ -350,6 +356,6 @@ class TensorReplay(TrainingBuffer):
         return form if self.priorities is None else {**form, "prioritized": True}
 
 
-def _form_of_rows(columns: Mapping[str, Tensor]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Return the shape and dtype of a row of each column `[T, B, ...]`."""
-    return {name: (tuple(column.shape[2:]), column.dtype) for name, column in columns.items()}
+def _form_of_rows(columns: Mapping[str, Tree]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Return the shape and dtype of a row of each column `[T, B, ...]`, by the paths of `named_leaves`."""
+    return {name: (tuple(column.shape[2:]), column.dtype) for name, column in leaves_by_path(columns).items()}

@@ -89,7 +89,7 @@ def not_finite(columns: Iterable[tuple[str, np.ndarray]]) -> list[NonFiniteValue
     for name, column in columns:
         index = first_not_finite(column)
         if index is not None:
-            step, order = ORIGIN_OFFSETS.get(name, (0, 0))
+            step, order = ORIGIN_OFFSETS.get(name.partition("/")[0], (0, 0))
             values.append(NonFiniteValue((int(index[0]) + step, order), name, index.tolist(), column))
     return values
 

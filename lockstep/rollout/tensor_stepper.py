@@ -12,9 +12,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from lockstep.data.actions import ACTION_MASK, carries_mask
 from lockstep.data.columns import Columns
 from lockstep.data.row_share import RowShare
 from lockstep.data.tensor_rollout import TensorRollout
+from lockstep.data.trees import Tree, allocate, copy_into, leaves_of_space, map_pair, map_tree, num_items
 from lockstep.envs.errors import step_error
 from lockstep.envs.tensor import TensorBoundary, TensorEnv, final_observations
 from lockstep.modules.action_dist import ActionDist
@@ -80,10 +82,10 @@ class TensorStepper(Stepper):
         self.num_steps = num_steps
         self.share = share
         self.tensors = env.tensors
-        is_ours = isinstance(env.tensors, TensorEnv) and type(env.tensors).__module__.startswith("lockstep.")
-        self._copies_actions = not is_ours
-        """Whether the environments get a copy of the actions. Users' environments may write into the actions, which are
-        stored after the step; Lockstep's own do not, and save the copy."""
+        self._is_ours = isinstance(env.tensors, TensorEnv) and type(env.tensors).__module__.startswith("lockstep.")
+        """Whether the environments are Lockstep's own, which write only into their own memory, and return new tensors.
+        Users' environments may write into the actions, which are stored after the step, or into the observations that
+        they returned before. They get, or leave behind, copies."""
         part = sole_part(policy)
         part.check_spaces(env.observation_space, env.action_space)
         network_device = next(part.module.parameters()).device
@@ -93,9 +95,9 @@ class TensorStepper(Stepper):
                 "make both on one device (framework(device=...), or the environments' own argument)"
             )
 
-        first_obs = self.tensors.get_observations()
-        self._obs = torch.empty_like(first_obs)
-        """`[B, ...]` observations that the next step acts on, always at the same address, which a graph reads."""
+        first_obs = self._in_space_order(self.tensors.get_observations())
+        self._obs: Tree = map_tree(torch.empty_like, first_obs)
+        """`[B, ...]` observations that the next step acts on, always at the same addresses, which a graph reads."""
         first_actions = self._act(part, first_obs)
         self.is_replay = replay is not None
         """Whether steps are stored in a `TensorReplay`. Only then actions may be random: an on-policy algorithm
@@ -105,15 +107,29 @@ class TensorStepper(Stepper):
             self._buffer = TensorRollout(num_steps, first_obs, first_actions, share)
         else:
             self._buffer = TensorReplay(first_obs=first_obs, first_actions=first_actions, share=share, **replay)
-        self._running = TensorEpisodes(num_steps, env.num_envs, first_obs.device)
+        device = self.tensors.device
+        self._running = TensorEpisodes(num_steps, env.num_envs, device)
         self._captured: dict[tuple[bool, bool], CapturedFunction[tuple[Tensor, Tensor]]] = {}
         """Functions that take the steps of a collect, by `(explores, random)`."""
         self._network: tuple[Any, list[int]] | None = None
         """Network of these functions, and the addresses of its parameters. A graph is valid for these only."""
-        self._exploration_level = torch.zeros((), device=first_obs.device)
+        self._exploration_level = torch.zeros((), device=device)
         """0-d exploration level, such as the scale of noise. A tensor, so that it may change without a new graph."""
         self._ended_episodes: tuple[Any, Any] = (), ()
         """Returns and lengths of the episodes that ended in the last collect."""
+
+    def _in_space_order(self, obs: Tree) -> Tree:
+        """Return observations `[B, ...]` with their entries in the order of the space, as columns are stored.
+
+        Raises:
+            ValueError: The observations have other entries or shapes than their space.
+        """
+        name = f"the observation of {type(self.tensors).__name__}"
+        for space, leaf, path in leaves_of_space(self.env.observation_space, obs, name):
+            expected = (self.env.num_envs, *(space.shape or ()))
+            if tuple(leaf.shape) != expected:
+                raise ValueError(f"{path} has shape {tuple(leaf.shape)}, its space says {expected} ({space})")
+        return map_pair(lambda _, leaf: leaf, allocate(self.env.observation_space, 0), obs)
 
     @property
     def observation_space(self) -> spaces.Space[Any]:
@@ -152,7 +168,7 @@ class TensorStepper(Stepper):
         self._captured.clear()
 
     def reset(self) -> None:
-        self._obs.copy_(self.tensors.reset(self.streams.seed(f"env_reset/{self.num_resets}")))
+        copy_into(self._obs, self.tensors.reset(self.streams.seed(f"env_reset/{self.num_resets}")))
         self.num_resets += 1
         self._running.forget()
         self._buffer.cut()
@@ -284,13 +300,14 @@ class TensorStepper(Stepper):
         return self.streams.torch("exploration", self.tensors.device)
 
     @torch.no_grad()
-    def _act(self, part: Any, obs: Tensor, explores: bool = False) -> Tensor:
+    def _act(self, part: Any, obs: Tree, explores: bool = False) -> Tensor:
         """Return the policy's actions as learned from, for observations `[B, ...]`."""
         dtype = next(part.module.parameters()).dtype
-        network_obs = part.connectors.obs(obs)
-        if network_obs.is_floating_point():
-            network_obs = network_obs.to(dtype)
-        batch = {Columns.OBS: network_obs}
+
+        def in_network_dtype(leaf: Tensor) -> Tensor:
+            return leaf.to(dtype) if leaf.is_floating_point() else leaf
+
+        batch = {Columns.OBS: map_tree(in_network_dtype, part.connectors.obs(obs))}
         inputs = part.module.forward_exploration(batch)[Columns.ACTION_DIST_INPUTS]
         dist = part.module.action_dist_cls.from_inputs(inputs)
         actions: Tensor
@@ -300,7 +317,7 @@ class TensorStepper(Stepper):
             actions = self._sample(part.module.action_dist_cls, inputs)
         else:
             noise = part.exploration.draw_on_device(
-                len(obs) * self.share.number, self._exploration_level, self._generator
+                num_items(obs) * self.share.number, self._exploration_level, self._generator
             )
             actions = dist.sample_with_noise(self.share.of(noise).to(inputs.dtype))
         return actions
@@ -315,8 +332,11 @@ class TensorStepper(Stepper):
         all_inputs = inputs if number == 1 else inputs.repeat(number, *[1] * (inputs.ndim - 1))
         return self.share.of(action_dist.from_inputs(all_inputs).sample(self._generator))
 
-    def _random(self, part: Any) -> Callable[[Tensor], Tensor]:
-        """Return a function `act(obs)` that draws actions, as learned from, uniformly from the action space."""
+    def _random(self, part: Any) -> Callable[[Tree], Tensor]:
+        """Return a function `act(obs)` that draws actions, as learned from, uniformly from the action space.
+
+        Of choices only those that the action mask in the observations allows are drawn, if there is one.
+        """
         space: Any = self.env.action_space
         device = self.tensors.device
 
@@ -324,13 +344,15 @@ class TensorStepper(Stepper):
             numbers = torch.rand(shape[0] * self.share.number, *shape[1:], generator=self._generator, device=device)
             return self.share.of(numbers)
 
+        if isinstance(space, spaces.Discrete) and carries_mask(self.env.observation_space):
+            return lambda obs: allowed_choices(obs[ACTION_MASK], uniform(num_items(obs)))
         if isinstance(space, spaces.Discrete):
-            return lambda obs: (uniform(len(obs)) * int(space.n)).long()
+            return lambda obs: (uniform(num_items(obs)) * int(space.n)).long()
         low, high = (torch.as_tensor(bound.reshape(-1), device=device) for bound in (space.low, space.high))
         if part.connectors.actions is not None and part.connectors.actions.rescales:
             # The policy's actions are in [-1, 1], and the connector rescales them to the bounds of the space.
             low, high = -torch.ones_like(low), torch.ones_like(high)
-        return lambda obs: uniform(len(obs), len(low)) * (high - low) + low
+        return lambda obs: uniform(num_items(obs), len(low)) * (high - low) + low
 
     def _to_env(self, part: Any, actions: Tensor) -> Tensor:
         """Return actions as the environments take them, for actions as learned from."""
@@ -344,7 +366,7 @@ class TensorStepper(Stepper):
         return env_actions if pipeline is None else pipeline(env_actions)
 
     @torch.no_grad()
-    def _rollout(self, part: Any, act: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    def _rollout(self, part: Any, act: Callable[[Tree], Tensor]) -> tuple[Tensor, Tensor]:
         """Take all vector steps of a collect.
 
         Nothing here may wait for the device, and all shapes are fixed, so that a graph can contain the operations.
@@ -354,14 +376,16 @@ class TensorStepper(Stepper):
             the ended episodes, `[2, T * B]`, in the first columns.
         """
         buffer = self._buffer
-        obs = self._obs.clone()
+        obs = map_tree(torch.Tensor.clone, self._obs)
         for t in range(self.num_steps):
             buffer.begin_step(t, obs)
             actions = act(obs)
             acted_on = obs
             env_actions = self._to_env(part, actions)
-            if self._copies_actions:
+            if not self._is_ours:
                 env_actions = env_actions.clone()
+            if not self._is_ours and not self.tensors.gives_final_obs:
+                acted_on = map_tree(torch.Tensor.clone, obs)
             try:
                 obs, rewards, dones, extras = self.tensors.step(env_actions)
             except SystemExit as error:
@@ -369,10 +393,12 @@ class TensorStepper(Stepper):
                 raise step_error(
                     error, backend=self.env.backend, env_index=None, action=env_actions, during="step"
                 ) from error
+            if not self._is_ours:
+                self.tensors.check_final_observations(obs, dones, extras)
             final_obs = final_observations(acted_on, obs, dones, extras)
             buffer.end_step(t, actions, rewards, dones, {**extras, "final_obs": final_obs})
             self._running.step(t, rewards, dones)
-        self._obs.copy_(obs)
+        copy_into(self._obs, obs)
         num_bad = buffer.end(self.num_steps)
         returns_and_lens, num_ended = self._running.ended()
         return torch.stack([num_ended, num_bad]), returns_and_lens
@@ -419,7 +445,22 @@ class TensorStepper(Stepper):
         if env_state is None:
             self.episodes_cut = int(np.count_nonzero(state["lengths"]))
             return
-        self._obs.copy_(self.tensors.get_observations())
+        copy_into(self._obs, self.tensors.get_observations())
         self._running.returns.copy_(self.share.of(torch.from_numpy(np.array(state["returns"]))))
         self._running.lengths.copy_(self.share.of(torch.from_numpy(np.array(state["lengths"]))))
         self.episodes.is_begun = True
+
+
+def allowed_choices(mask: Tensor, uniforms: Tensor) -> Tensor:
+    """Return one of the allowed choices for each row, all of them equally likely; int64 `[B]`.
+
+    Where a mask allows nothing, the first choice is returned.
+
+    Args:
+        mask: `[B, choices]`, not 0 where a choice is allowed.
+        uniforms: Numbers `[B]` in [0, 1).
+    """
+    is_allowed = mask != 0
+    number = is_allowed.cumsum(1)  # the number of allowed choices up to this one
+    drawn = (uniforms * number[:, -1]).long() + 1
+    return (is_allowed & (number == drawn.unsqueeze(1))).long().argmax(1)

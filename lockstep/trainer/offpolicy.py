@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
+from lockstep.data.trees import map_tree
 from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.options.texts import size_text
 from lockstep.policy.offline_data import check_numbers
@@ -161,7 +162,8 @@ class OffpolicyTrainer(BaseTrainer):
         if self.buffer.device is None:
             return super()._last_batch()
         sampled = self.policy.learner_group.learner.device_update.sampled
-        return {name: column.cpu().clone() for name, column in sampled.items()}
+        columns: dict[str, Any] = map_tree(lambda leaf: leaf.cpu().clone(), sampled)
+        return columns
 
     @property
     def gradient_steps_left(self) -> int:

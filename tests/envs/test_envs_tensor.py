@@ -10,10 +10,15 @@ import pytest
 import torch
 from parts import fast_if
 from scipy.stats import kstest
+from tensor_trees import MaskedSteps, TreeCartPole, TreePendulum, flat_of
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lockstep.envs import TENSOR_ENVS, JaxEnv, RslRlEnv, TensorEnv, make_tensor_env
+from lockstep import PPOConfig
+from lockstep.data.trees import leaves, map_tree, rows_of, trees_equal
+from lockstep.envs import TENSOR_ENVS, JaxEnv, RslRlEnv, TensorEnv, make_tensor_env, make_vector
+from lockstep.envs.tensor import CartPole, Pendulum, SingleTensorEnv, TensorVecEnv
+from lockstep.rollout import TensorCollector
 
 CLASSIC = ("CartPole-v1", "Pendulum-v1", "Acrobot-v1")
 RESETS = {"CartPole-v1": 0.05 * np.ones(4), "Pendulum-v1": np.array([math.pi, 1.0]), "Acrobot-v1": 0.1 * np.ones(4)}
@@ -489,7 +494,9 @@ def jax_counter(num_envs=3, final=True, **options):
         return jax.numpy.where(done, first, arrived), state, count, terminated, truncated, info
 
     box = gym.spaces.Box(0, 3, (1,))
-    return JaxEnv(reset, step, box, gym.spaces.Discrete(2), num_envs=num_envs, **options)
+    env = JaxEnv(reset, step, box, gym.spaces.Discrete(2), num_envs=num_envs, **options)
+    env.functions = reset, step
+    return env
 
 
 def test_functions_of_jax_are_stepped():
@@ -553,6 +560,11 @@ def test_gymnaxs_cartpole_is_ours():
 # -- memory that a subclass hands on ---
 
 
+def joined(obs):
+    """Return the numbers of a tree of observations as one tensor."""
+    return torch.cat(list(leaves(obs)), -1)
+
+
 class UncopiedState(TensorEnv):
     """Position that moves in every step, and goal of an episode. Returns tensors of the state without copies."""
 
@@ -608,14 +620,67 @@ class ObservesState(UncopiedState):
         return state["seen"]
 
 
-@pytest.mark.parametrize("make", [UncopiedState, ObservesInto, ObservesState])
+class WritesIntoItsState(UncopiedState):
+    """The same, which moves and begins in its own tensors, so that a new episode overwrites the old one."""
+
+    def make_state(self):
+        super().make_state()
+        self.own = {name: torch.zeros(self.num_envs) for name in ("goal", "place", "last_place", "earned")}
+        return self.own
+
+    def begin(self, draws):
+        for name in ("place", "last_place", "earned"):
+            self.own[name].zero_()
+        self.own["goal"].copy_(draws[:, 0])
+        return self.own
+
+    def advance(self, state, actions, draws):
+        rewards = self.own["earned"].clone()
+        self.own["last_place"].copy_(self.own["place"])
+        for name in ("place", "earned"):
+            self.own[name] += 1
+        return self.own, rewards, torch.zeros(self.num_envs, dtype=torch.bool)
+
+
+class ObservesTree(ObservesInto):
+    """The same, whose observations are a tree of parts of one tensor."""
+
+    single_observation_space = gym.spaces.Dict(
+        {"place": gym.spaces.Box(-9, 9, (1,)), "rest": gym.spaces.Box(-9, 9, (2,))}
+    )
+
+    def observe(self, state):
+        numbers = super().observe(state)
+        return {"place": numbers[:, :1], "rest": numbers[:, 1:]}
+
+
+class PromisesForItsBase(CartPole):
+    """Inherits the promise that tensors are new, and observes into its own."""
+
+    def make_state(self):
+        self.seen = torch.zeros(self.num_envs, 4)
+        return super().make_state()
+
+    def observe(self, state):
+        return self.seen.copy_(super().observe(state))
+
+
+def test_a_promise_of_new_tensors_is_not_inherited_by_other_methods():
+    env, plain = PromisesForItsBase(5, max_episode_length=4), CartPole(5, max_episode_length=4)
+    given, kept = play(env, 12), play(plain, 12)
+    assert_same(given, kept)
+
+
+@pytest.mark.parametrize("make", [UncopiedState, ObservesInto, ObservesState, WritesIntoItsState, ObservesTree])
 def test_a_step_returns_the_final_observation_of_its_own_episode(make):
     env = make(4, seed=0)
-    obs, time = env.reset(seed=1), 0
+    obs, time = joined(env.reset(seed=1)), 0
     actions = torch.zeros(4, dtype=torch.int64)
-    steps = []
+    steps, trees = [], []
     for _ in range(7):
         after, rewards, dones, extras = env.step(actions)
+        trees.append((after, extras["final_obs"]))
+        after, extras = joined(after), {"final_obs": joined(extras["final_obs"])}
         steps.append((after, rewards, dones, extras["final_obs"]))
         ends = time == 2
         final = extras["final_obs"]
@@ -626,11 +691,14 @@ def test_a_step_returns_the_final_observation_of_its_own_episode(make):
         assert dones.tolist() == [ends] * 4
         assert ends or torch.equal(after, final)
         assert not ends or not torch.equal(after[:, 1], final[:, 1])
-        assert torch.equal(env.get_observations(), after)
+        assert torch.equal(joined(env.get_observations()), after)
         kept = [tensor.clone() for step in steps for tensor in step]
         obs, time = after.clone(), 0 if ends else time + 1
     env.step(actions)
     assert all(map(torch.equal, kept, [tensor for step in steps for tensor in step]))  # a step's own
+    for (after, final), (kept_after, _, _, kept_final) in zip(trees, steps, strict=True):
+        assert torch.equal(joined(after), kept_after)
+        assert torch.equal(joined(final), kept_final)
 
 
 @pytest.mark.parametrize("env_id", TENSOR_ENVS)
@@ -660,3 +728,164 @@ def test_an_rsl_rl_environment_may_have_a_limit_per_row():
     assert RslRlEnv(Limited()).max_episode_length == 5
     Limited.max_episode_length = torch.tensor(4.0)
     assert RslRlEnv(Limited()).max_episode_length == 4
+
+
+# -- trees of observations ---
+
+
+@pytest.mark.parametrize(("tree", "flat"), [(TreeCartPole, CartPole), (TreePendulum, Pendulum)])
+def test_an_environment_with_a_tree_steps_as_its_flat_form(tree, flat):
+    one, other = tree(5, seed=1, max_episode_length=8), flat(5, seed=1, max_episode_length=8)
+    assert torch.equal(flat_of(one.reset(seed=2)), other.reset(seed=2))
+    for (obs, *results, extras), (flat_obs, *others, flat_extras) in zip(play(one, 20), play(other, 20), strict=True):
+        assert torch.equal(flat_of(obs), flat_obs)
+        assert torch.equal(flat_of(extras["final_obs"]), flat_extras["final_obs"])
+        assert all(map(torch.equal, results, others))
+    assert torch.equal(flat_of(one.get_observations()), other.get_observations())
+
+
+@pytest.mark.parametrize("env", [TreeCartPole, MaskedSteps])
+def test_a_boundary_gives_trees_of_arrays_in_the_space(env):
+    """Final observations too, next to a single environment of gymnasium's form."""
+    boundary, tensors = make_vector(env(4, max_episode_length=5)), env(4, max_episode_length=5)
+    single = SingleTensorEnv(env(1, max_episode_length=5))
+    space, wanted, ends = tensors.single_observation_space, tensors.reset(0), 0
+    assert trees_equal(boundary.reset([0] * 4), map_tree(torch.Tensor.numpy, wanted))
+    assert single.reset(seed=0)[0] in space
+    for step in range(12):
+        actions = np.full(4, step % 2)
+        result = boundary.step(actions)
+        obs, _, dones, extras = tensors.step(torch.from_numpy(actions))
+        assert trees_equal(result.obs, map_tree(torch.Tensor.numpy, obs))
+        assert all(rows_of(result.obs, row) in space for row in range(4))
+        if dones.any():
+            rows, final = result.final_obs
+            assert trees_equal(final, rows_of(map_tree(torch.Tensor.numpy, extras["final_obs"]), rows))
+            ends += len(rows)
+        assert single.step(0)[0] in space
+    assert ends >= 4
+
+
+class OverwritesItsLastObservations(TensorVecEnv):
+    """Counts to 3 in its own tensors: `final_obs` is in the memory of `obs`."""
+
+    num_envs, device, max_episode_length = 2, torch.device("cpu"), None
+    single_observation_space = gym.spaces.Dict({"count": gym.spaces.Box(0, 9, (1,))})
+    single_action_space = gym.spaces.Discrete(2)
+    gives_final_obs = True
+    episode_length_buf = torch.zeros(2, dtype=torch.int64)
+
+    def __init__(self):
+        self.count = torch.zeros(2, 1)
+
+    def reset(self, seed=None):
+        self.count.zero_()
+        return self.get_observations()
+
+    def get_observations(self):
+        return {"count": self.count}
+
+    def step(self, actions):
+        self.count += 1
+        final = self.get_observations()
+        dones = self.count[:, 0] >= 3
+        self.count[dones] = 0.0
+        extras = {"time_outs": torch.zeros_like(dones), "final_obs": final} if self.gives_final_obs else {}
+        return self.get_observations(), torch.ones(2), dones, {"time_outs": torch.zeros_like(dones), **extras}
+
+    def get_state(self):
+        return None
+
+    def set_state(self, state):
+        raise ValueError
+
+
+class KeepsItsObservations(OverwritesItsLastObservations):
+    """The same, without `final_obs`."""
+
+    gives_final_obs = False
+
+
+def collect_three(env):
+    config = PPOConfig().environment(env).env_runners(num_envs_per_env_runner=2, rollout_fragment_length=3)
+    collector = config.training(train_batch_size=6, minibatch_size=6).build_collector()
+    assert type(collector) is TensorCollector
+    collector.collect(n_step=6)
+    return collector.buffer
+
+
+def step_three(env):
+    boundary = make_vector(env)
+    boundary.reset([0, 0])
+    return [boundary.step(np.zeros(2, np.int64)).final_obs for _ in range(3)]
+
+
+def step_single(env):
+    env.num_envs, env.count = 1, env.count[:1]
+    single = SingleTensorEnv(env)
+    single.reset()
+    return [single.step(0) for _ in range(3)]
+
+
+@pytest.mark.parametrize("run", [collect_three, step_three, step_single])
+def test_last_observations_that_were_overwritten_are_refused_by_name(run):
+    with pytest.raises(ValueError, match=r"OverwritesItsLastObservations.step returned extras\['final_obs'\].*copy"):
+        run(OverwritesItsLastObservations())
+
+
+def test_an_environment_that_writes_into_returned_observations_keeps_them_apart():
+    """The last observation that was acted on stands for the final one, though the environment has overwritten it."""
+    rollout = collect_three(KeepsItsObservations())
+    assert rollout.obs["count"][:, 0, 0].tolist() == [0.0, 1.0, 2.0]
+    assert rollout.next_obs["count"][:, 0, 0].tolist() == [1.0, 2.0, 2.0]
+    assert rollout.terminateds[:, 0].tolist() == [False, False, True]
+    rows, final = step_three(KeepsItsObservations())[2]
+    assert rows.tolist() == [0, 1]
+    assert final["count"].tolist() == [[2.0], [2.0]]
+
+
+def test_observations_without_the_entries_of_their_space_are_refused():
+    class Lacks(TreeCartPole):
+        def observe(self, state):
+            return {"cart": super().observe(state)["cart"]}
+
+    class Wide(TreeCartPole):
+        def observe(self, state):
+            obs = super().observe(state)
+            return {**obs, "cart": obs["cart"].repeat(1, 2)}
+
+    with pytest.raises(ValueError, match=r"observation of Lacks has keys \['cart'\], its space says .*pole"):
+        collect_three(Lacks(2))
+    with pytest.raises(ValueError, match=r"observation of Wide\['cart'\] has shape \(2, 4\), its space says \(2, 2\)"):
+        collect_three(Wide(2))
+
+
+def test_functions_of_jax_may_observe_trees():
+    jax = pytest.importorskip("jax")
+
+    def tree_of(obs):
+        return {"count": obs, "more": (obs + 1.0, {"twice": 2.0 * obs})}
+
+    flat = jax_counter(seed=3)
+    reset, step = flat.functions
+    space = gym.spaces.Box(0, 9, (1,))
+    spaces = gym.spaces.Dict({"count": space, "more": gym.spaces.Tuple((space, gym.spaces.Dict({"twice": space})))})
+
+    def tree_reset(key):
+        obs, state = reset(key)
+        return tree_of(obs), state
+
+    def tree_step(key, state, action):
+        obs, *rest, info = step(key, state, action)
+        return tree_of(obs), *rest, {"final_observation": tree_of(info["final_observation"])}
+
+    env = JaxEnv(tree_reset, tree_step, spaces, gym.spaces.Discrete(2), num_envs=3, seed=3)
+    for (obs, *results, extras), (flat_obs, *others, flat_extras) in zip(play(env, 20), play(flat, 20), strict=True):
+        assert trees_equal(obs, tree_of(flat_obs))
+        assert trees_equal(extras["final_obs"], tree_of(flat_extras["final_obs"]))
+        assert all(map(torch.equal, results, others))
+    assert jax.devices()[0].platform == "cpu"
+    state = env.get_state()
+    following = play(env, 5)
+    env.set_state(state)
+    assert all(trees_equal(one[0], other[0]) for one, other in zip(following, play(env, 5), strict=True))

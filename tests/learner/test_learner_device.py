@@ -10,10 +10,12 @@ import pytest
 import torch
 from algorithm_cases import ON_POLICY, class_of
 from host_waits import HostWaitError, NoWaits
-from parts import one_in
+from parts import fast_if
+from tensor_trees import TreeCartPole
 
 from lockstep import A2CConfig, PPOConfig
 from lockstep.data.rollout import RolloutStore
+from lockstep.data.trees import map_tree, rows_of
 from lockstep.envs.tensor import make_tensor_env
 from lockstep.learner.minibatches import UpdateOptions
 
@@ -22,15 +24,16 @@ T, B = 16, 8
 
 def config_of(
     make: Any = PPOConfig,
-    env_id: str = "tensor/CartPole-v1",
+    env_id: Any = "tensor/CartPole-v1",
     *,
     normalize: bool = False,
     normalize_rewards: bool = False,
     **training: Any,
 ) -> Any:
+    env = env_id if isinstance(env_id, str) else env_id(B)
     config = (
         make()
-        .environment(env_id, normalize_observations=normalize, normalize_rewards=normalize_rewards, clip_rewards=2.0)
+        .environment(env, normalize_observations=normalize, normalize_rewards=normalize_rewards, clip_rewards=2.0)
         .env_runners(num_envs_per_env_runner=B, rollout_fragment_length=T)
     )
     config.training(train_batch_size=T * B, lr=1e-2, **training).framework(dtype="float64").debugging(seed=3)
@@ -52,19 +55,26 @@ def as_arrays(rollout: Any) -> RolloutStore:
     space, actions = rollout_spaces(rollout)
     store = RolloutStore(T, B, space, actions)
     for t in range(T):
-        store.write_obs(t, rollout.obs[t].numpy())
+        store.write_obs(t, arrays_of(rollout.obs, t))
         ended = rollout.cuts[t].numpy()
         terminated = rollout.terminateds[t].numpy()
         store.write_step(t, rollout.actions[t].numpy(), rollout.rewards[t].numpy(), terminated, ended & ~terminated)
         rows = np.flatnonzero(ended)
         if len(rows):
             store.final_index.append(t * B + rows)
-            store.final_obs.append(rollout.next_obs[t].numpy()[rows])
-    store.end(T, rollout.next_obs[-1].numpy())
+            store.final_obs.append(rows_of(arrays_of(rollout.next_obs, t), rows))
+    store.end(T, arrays_of(rollout.next_obs, -1))
     return store
 
 
+def arrays_of(obs: Any, t: int) -> Any:
+    """Return the observations of step `t` as arrays."""
+    return map_tree(lambda leaf: leaf[t].numpy(), obs)
+
+
 def rollout_spaces(rollout: Any) -> tuple[Any, Any]:
+    if isinstance(rollout.obs, dict):
+        return TreeCartPole.single_observation_space, TreeCartPole.single_action_space
     env = make_tensor_env("tensor/CartPole-v1" if rollout.actions.dim() == 2 else "tensor/Pendulum-v1", 1)
     return env.single_observation_space, env.single_action_space
 
@@ -90,9 +100,12 @@ CASES = {
     "ppo, a box, rewards normalised": partial(
         config_of, env_id="tensor/Pendulum-v1", minibatch_size=32, num_epochs=2, normalize=True, normalize_rewards=True
     ),
+    "ppo, a tree": partial(config_of, env_id=TreeCartPole, minibatch_size=32, num_epochs=2, normalize=True),
     "a2c": partial(config_of, A2CConfig),
     "a2c, rewards normalised": partial(config_of, A2CConfig, normalize_rewards=True),
 }
+FAST_CASES = {*list(CASES)[::3], "ppo, a tree"}
+EACH_CASE = pytest.mark.parametrize("case", fast_if(FAST_CASES.__contains__, CASES))
 
 
 def test_every_algorithm_that_learns_from_tensor_rollouts_is_compared():
@@ -101,7 +114,7 @@ def test_every_algorithm_that_learns_from_tensor_rollouts_is_compared():
     assert {case.partition(",")[0] for case in CASES} == on_device
 
 
-@pytest.mark.parametrize("case", one_in(3, CASES))
+@EACH_CASE
 def test_tensors_are_learned_from_as_arrays_are(case):
     """In float64, after two updates; after one where passes are stopped, since on the device the others draw rows."""
     policies = [collected(CASES[case]()) for _ in range(2)]
@@ -142,7 +155,7 @@ def test_tensors_are_learned_from_as_arrays_are(case):
         assert of_tensors["__all_modules__"]["num_passes"] < 6
 
 
-@pytest.mark.parametrize("case", one_in(3, CASES))
+@EACH_CASE
 def test_an_iteration_waits_for_no_value(case):
     """Neither the rollout nor the update, which a CUDA graph holds; elsewhere than on the CPU optimizers step so."""
     policy, collector = collected(CASES[case]())

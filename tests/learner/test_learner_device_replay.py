@@ -11,11 +11,13 @@ import pytest
 import torch
 from algorithm_cases import OFF_POLICY, class_of, has_option, takes
 from host_waits import NoWaits
-from parts import one_in
+from parts import fast_if, one_in
 from stand_in_graph import use_stand_ins
+from tensor_trees import TreeCartPole, TreePendulum
 
 from lockstep import get_config
 from lockstep.data import SampleBatch
+from lockstep.data.trees import leaves, map_tree
 from lockstep.learner.minibatches import UpdateOptions
 from lockstep.learner.targets import TargetNetwork
 from lockstep.replay import Priorities
@@ -25,8 +27,9 @@ B, SIZE, STEPS = 6, 16, 5
 ROWS = SIZE * STEPS
 
 
-def config_of(name: str, env_id: str = "tensor/Pendulum-v1", **training: Any) -> Any:
-    config = get_config(name).environment(env_id).env_runners(num_envs_per_env_runner=B, rollout_fragment_length=10)
+def config_of(name: str, env_id: Any = "tensor/Pendulum-v1", **training: Any) -> Any:
+    env = env_id if isinstance(env_id, str) else env_id(B)
+    config = get_config(name).environment(env).env_runners(num_envs_per_env_runner=B, rollout_fragment_length=10)
     config.training(train_batch_size=SIZE, lr=1e-2, **training).replay(capacity=60 * B, learning_starts=10 * B)
     config.rl_module(model_config={"hiddens": (16,), "critic_hiddens": (16,)})
     config.framework(dtype="float64").debugging(seed=3)
@@ -39,6 +42,7 @@ CASES = {
     "sac, targets in every third step": partial(config_of, "sac", target_update_interval=3),
     "sac, choices": partial(config_of, "sac", "tensor/CartPole-v1"),
     "sac, a fixed temperature": partial(config_of, "sac", alpha=0.2),
+    "sac, a tree": partial(config_of, "sac", TreePendulum),
     "td3": partial(config_of, "td3", policy_delay=3),
     "td3, rewards of three steps": lambda: config_of("td3", policy_delay=3).replay(n_step=3),
     **{name: partial(config_of, name) for name in OTHERS if takes(name, "box")},
@@ -51,7 +55,7 @@ CASES = {
 BETA = [[0, 0.4], [60 * B, 1.0]]
 
 
-def by_priority(name: str, env_id: str = "tensor/Pendulum-v1", n_step: int = 1, **training: Any) -> Any:
+def by_priority(name: str, env_id: Any = "tensor/Pendulum-v1", n_step: int = 1, **training: Any) -> Any:
     return config_of(name, env_id, **training).replay(prioritized=True, beta=BETA, n_step=n_step)
 
 
@@ -59,6 +63,7 @@ BY_PRIORITY = {
     "sac, by priority": partial(by_priority, "sac"),
     "td3, by priority": partial(by_priority, "td3", policy_delay=3),
     **{f"{name}, by priority": partial(by_priority, name) for name in OTHERS if takes(name, "box")},
+    "dqn, by priority, a tree": partial(by_priority, "dqn", TreeCartPole, n_step=3),
     "dqn, by priority": partial(by_priority, "dqn", "tensor/CartPole-v1", n_step=3, target_update_interval=3),
     **{
         f"{name}, by priority": partial(
@@ -106,7 +111,7 @@ def update(learner: Any, replay: Any, number: int = STEPS) -> Any:
     return learner.device_update.run_steps(replay, number, SIZE, UpdateOptions({}))
 
 
-@pytest.mark.parametrize("case", one_in(2, CASES))
+@pytest.mark.parametrize("case", fast_if({*list(CASES)[::2], "sac, a tree"}.__contains__, CASES))
 def test_a_tensor_replay_is_learned_from_as_a_batch_is(case):
     """In float64, after three updates, whose delays and intervals go on from one to the next."""
     (of_arrays, _), (of_tensors, replay) = (collected(CASES[case]()) for _ in range(2))
@@ -114,7 +119,7 @@ def test_a_tensor_replay_is_learned_from_as_a_batch_is(case):
     rows = torch.from_numpy(np.random.default_rng(0).integers(0, len(replay), ROWS))
     with_noise_of_arrays(of_tensors)
     of_tensors.device_update.sample = lambda replay, number: replay.rows(rows[:number])
-    batch = SampleBatch({name: column.numpy() for name, column in replay.rows(rows).items()})
+    batch = SampleBatch(map_tree(torch.Tensor.numpy, replay.rows(rows)))
     for _ in range(3):
         one = of_arrays.update_from_batch(batch, minibatch_size=SIZE)
         other = update(of_tensors, replay, STEPS)
@@ -132,7 +137,9 @@ def test_a_tensor_replay_is_learned_from_as_a_batch_is(case):
     assert of_arrays.lifetime == of_tensors.lifetime
 
 
-@pytest.mark.parametrize("case", one_in(3, BY_PRIORITY))
+@pytest.mark.parametrize(
+    "case", fast_if({*list(BY_PRIORITY)[::3], "dqn, by priority, a tree"}.__contains__, BY_PRIORITY)
+)
 def test_rows_drawn_by_priority_are_learned_from_as_the_host_does(case):
     """In float64: each step on rows drawn when the errors of the one before it are known, with their weights."""
     (of_arrays, _), (of_tensors, replay) = (collected(ALL_CASES[case]()) for _ in range(2))
@@ -145,7 +152,7 @@ def test_rows_drawn_by_priority_are_learned_from_as_the_host_does(case):
         steps_weights = []
         for _ in range(STEPS):
             rows = priorities.tree.draw(torch.rand(SIZE, dtype=torch.float64, generator=generator).numpy())
-            columns = {name: column.numpy() for name, column in replay.rows(torch.from_numpy(rows)).items()}
+            columns = map_tree(torch.Tensor.numpy, replay.rows(torch.from_numpy(rows)))
             steps_weights.append(priorities.weights(rows, number))
             of_arrays.update_from_batch(SampleBatch({**columns, "weights": steps_weights[-1]}))
             priorities.update(rows, of_arrays.row_errors["default_policy"].numpy())
@@ -220,7 +227,7 @@ def test_an_iteration_waits_for_no_value(case):
         collector.stepper.captured(collector.explores).function()
         drawn = compute()[2]
     assert len(drawn) == (1 if collector.buffer.priorities is None else STEPS)
-    assert {len(column) for columns in drawn for column in columns.values()} == {ROWS // len(drawn)}
+    assert {len(leaf) for columns in drawn for leaf in leaves(columns)} == {ROWS // len(drawn)}
 
 
 def test_long_intervals_have_few_patterns():

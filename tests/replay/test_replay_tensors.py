@@ -11,7 +11,9 @@ import torch
 from host_waits import DEVICE, StandInDevice
 from scipy import stats
 
+from lockstep.data.row_share import ALL_ROWS, RowShare
 from lockstep.data.tensor_rollout import check_room
+from lockstep.data.trees import leaves, map_tree
 from lockstep.replay import Priorities, TensorReplay, VectorReplayBuffer, tensor_replay
 from lockstep.replay.priorities import TensorPriorities
 
@@ -238,6 +240,83 @@ def test_a_collect_that_fails_within_a_step_is_not_counted(before, whole, priori
     replay_of(priorities={"alpha": 0.5} if prioritised else None).set_state(state)
     if prioritised:
         assert replay.priorities.beta.value == before * B
+
+
+# -- observations that are trees ---
+
+
+def tree_of(obs: torch.Tensor) -> Any:
+    return {"first": obs[:, :1], "more": ({"second": obs[:, 1]}, (obs > 3.0).to(torch.uint8))}
+
+
+def flat_of(tree: Any) -> torch.Tensor:
+    return torch.cat([tree["first"], tree["more"][0]["second"].unsqueeze(-1)], -1)
+
+
+class Trees(TensorReplay):
+    """Writes observations as trees."""
+
+    def begin_step(self, t: int, obs: Any) -> None:
+        super().begin_step(t, tree_of(obs))
+
+    def end_step(self, t: int, actions: Any, rewards: Any, dones: Any, extras: Any) -> None:
+        super().end_step(t, actions, rewards, dones, {**extras, "final_obs": tree_of(extras["final_obs"])})
+
+
+def trees_of(capacity: int = 4 * B, share: RowShare = ALL_ROWS, **options: Any) -> Trees:
+    return Trees(capacity, tree_of(torch.zeros(B, 2)), torch.zeros(B, dtype=torch.int64), **options, share=share)
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_trees_are_stored_drawn_and_forgotten_as_one_tensor_is(n_step):
+    tree, flat = trees_of(n_step=n_step), replay_of(n_step=n_step)
+    for replay in (tree, flat):
+        write(replay, 6)
+        replay.begin_collect(weights_seq_no=1)
+        write(replay, 1, first=100)
+        replay.abandon_collect()
+    rows, expected = tree.rows(torch.arange(4 * B)), flat.rows(torch.arange(4 * B))
+    assert rows.keys() == expected.keys()
+    for name, column in expected.items():
+        found = flat_of(rows[name]) if name in ("obs", "new_obs") else rows[name]
+        assert torch.equal(found, column), name
+    assert torch.equal(rows["obs"]["more"][1], (expected["obs"] > 3.0).to(torch.uint8))
+    assert tree.end(2) == 0
+    assert list(tree.last_steps(2)) == [
+        *(f"{name}/{entry}" for name in ("obs", "new_obs") for entry in ("first", "more/0/second", "more/1")),
+        "rewards",
+    ]
+    tree.columns["obs"]["more"][0]["second"][1].fill_(float("nan"))
+    assert tree.end(4) == B
+
+
+def test_a_replay_of_trees_continues_from_its_state():
+    """That of all ranks too, of which each takes its environments."""
+    one = trees_of()
+    write(one, 6)
+    state = one.get_state()
+    other = trees_of()
+    other.set_state(state)
+    assert all(map(torch.equal, leaves(one.columns), leaves(other.columns)))
+
+    def gather(columns: Any) -> Any:
+        return [columns, map_tree(lambda leaf: ~leaf if leaf.dtype == bool else leaf + 1, columns)]
+
+    shared = trees_of(8 * B, share=RowShare(0, 2, gather))
+    write(shared, 6)
+    state = shared.get_state()
+    second = trees_of(8 * B, share=RowShare(1, 2, gather))
+    second.set_state(state)
+    for mine, leaf in zip(leaves(second.columns), leaves(shared.columns), strict=True):
+        assert torch.equal(mine[:6], (~leaf if leaf.dtype == torch.bool else leaf + 1)[:6])
+
+
+def test_a_state_of_another_tree_is_refused():
+    replay, other = trees_of(), replay_of()
+    write(replay, 2)
+    write(other, 2)
+    with pytest.raises(ValueError, match=r"is of another buffer .*obs/more/0/second"):
+        replay.set_state(other.get_state())
 
 
 # -- priorities ---

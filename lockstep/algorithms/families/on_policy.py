@@ -208,8 +208,9 @@ class OnPolicyLearner(Learner[Training]):
         module = self.module[module_id]
         shape = rollout.shape
 
-        def inputs(obs: Tensor) -> TensorColumns:
-            return {Columns.OBS: self.to_tensor(self.connectors[module_id].obs(obs.flatten(0, 1)))}
+        def inputs(obs: Tree) -> TensorColumns:
+            rows = map_tree(lambda leaf: leaf.flatten(0, 1), obs)
+            return {Columns.OBS: map_tree(self.to_tensor, self.connectors[module_id].obs(rows))}
 
         batch = inputs(rollout.obs)
         actions = self.to_tensor(rollout.actions.flatten(0, 1))

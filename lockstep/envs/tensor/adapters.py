@@ -13,6 +13,7 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
+from lockstep.data.trees import Tree, leaves, map_tree
 from lockstep.envs.tensor.base import TensorVecEnv
 from lockstep.options.checks import check_whole, suggestion
 
@@ -169,8 +170,9 @@ info)`."""
 class JaxEnv(TensorVecEnv):
     """Adapter for B environments that are pure functions of JAX. Arrays are shared with torch by DLPack.
 
-    They stay on JAX's device. `step` must begin a new episode itself when one ends. `info["final_observation"]`, if it
-    is present, must then have the last observation of the old episode. gymnax 1.0 does both; see `from_gymnax`.
+    They stay on JAX's device. Observations may be dicts or tuples of arrays, nested ones too. `step` must begin a new
+    episode itself when one ends. `info["final_observation"]`, if it is present, must then have the last observation of
+    the old episode. gymnax 1.0 does both; see `from_gymnax`.
 
     Args:
         reset, step: Functions of *one* environment. They are vectorised over B and compiled here.
@@ -220,8 +222,8 @@ class JaxEnv(TensorVecEnv):
         self._step = jax.jit(step_all)
         self._key = jax.random.key(check_whole("seed", seed, 0))
         self._key, first, self._env_state = self._reset(self._key)
-        self._obs = from_dlpack(first)  # memory of JAX, which torch must not write to
-        self.device = self._obs.device
+        self._obs: Tree = map_tree(from_dlpack, first)  # memory of JAX, which torch must not write to
+        self.device: torch.device = next(leaves(self._obs)).device
         self._length = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
 
         # Trace one step without running it, to see whether it returns final observations.
@@ -260,7 +262,8 @@ class JaxEnv(TensorVecEnv):
 
     def _tensor(self, array: Any) -> Tensor:
         """Return a copy of a JAX array as a tensor, which may be written to."""
-        return from_dlpack(array).clone()
+        copy: Tensor = from_dlpack(array).clone()
+        return copy
 
     @property
     def episode_length_buf(self) -> Tensor:
@@ -271,27 +274,27 @@ class JaxEnv(TensorVecEnv):
     def episode_length_buf(self, lengths: Tensor) -> None:
         self._length.copy_(lengths)
 
-    def reset(self, seed: int | None = None) -> Tensor:
+    def reset(self, seed: int | None = None) -> Tree:
         if seed is not None:
             self._key = self.jax.random.key(check_whole("seed", seed, 0))
         self._key, obs, self._env_state = self._reset(self._key)
-        self._obs = from_dlpack(obs)
+        self._obs = map_tree(from_dlpack, obs)
         self._length.zero_()
         return self.get_observations()
 
-    def get_observations(self) -> Tensor:
-        return self._obs.clone()
+    def get_observations(self) -> Tree:
+        return map_tree(torch.Tensor.clone, self._obs)
 
-    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+    def step(self, actions: Tensor) -> tuple[Tree, Tensor, Tensor, dict[str, Any]]:
         self.check_actions(actions)
         if actions.dtype == torch.int64:
             actions = actions.int()
         jax_actions = self.jax.dlpack.from_dlpack(actions.detach().contiguous())
         self._key, self._env_state, obs, rewards, dones, extras = self._step(self._key, self._env_state, jax_actions)
-        self._obs = from_dlpack(obs)
+        self._obs = map_tree(from_dlpack, obs)
         done = self._tensor(dones)
         self._length.add_(1).masked_fill_(done, 0)
-        tensors = {name: self._tensor(value) for name, value in extras.items()}
+        tensors = map_tree(self._tensor, extras)
         return self.get_observations(), self._tensor(rewards), done, tensors
 
     def get_state(self) -> dict[str, Any]:
@@ -299,7 +302,7 @@ class JaxEnv(TensorVecEnv):
         leaves = self.jax.tree.leaves(self._env_state)
         return {
             "leaves": {str(index): torch.tensor(np.asarray(leaf)) for index, leaf in enumerate(leaves)},
-            "obs": self._obs.to("cpu", copy=True),
+            "obs": map_tree(lambda leaf: leaf.to("cpu", copy=True), self._obs),
             "episode_length_buf": self._length.to("cpu", copy=True),
             "key": torch.tensor(np.asarray(self.jax.random.key_data(self._key)).view(np.uint8)),
         }
@@ -313,6 +316,6 @@ class JaxEnv(TensorVecEnv):
         if found != expected:
             raise ValueError(f"the state is of other environments: it has {found}, these have {expected}")
         self._env_state = jax.tree.unflatten(tree, [jax.numpy.array(leaf) for leaf in stored])
-        self._obs = state["obs"].to(self.device, copy=True)
+        self._obs = map_tree(lambda leaf: leaf.to(self.device, copy=True), state["obs"])
         self._length.copy_(state["episode_length_buf"])
         self._key = jax.random.wrap_key_data(jax.numpy.array(state["key"].numpy().view(np.uint32)))

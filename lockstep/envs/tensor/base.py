@@ -12,6 +12,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from lockstep.data.row_share import ALL_ROWS
+from lockstep.data.trees import Tree, leaves, map_tree
 from lockstep.options.checks import check_whole
 
 State = dict[str, Tensor]
@@ -21,6 +22,9 @@ DTYPES = (torch.float32, torch.float64)
 
 class TensorVecEnv(ABC):
     """Interface of B environments that are stepped together by tensors on one device.
+
+    Observations are a tensor [B, ...]. Those of a Dict or Tuple space are a tree of such tensors: a dict or tuple,
+    which may be nested.
 
     An episode that ends is reset within the step: `obs` is then the first observation of the next episode, and
     `extras["final_obs"]` the last one of the old episode. `dones` is True where an episode ended. `extras["time_outs"]`
@@ -54,7 +58,7 @@ class TensorVecEnv(ABC):
     def episode_length_buf(self, lengths: Tensor) -> None: ...
 
     @abstractmethod
-    def reset(self, seed: int | None = None) -> Tensor:
+    def reset(self, seed: int | None = None) -> Tree:
         """Begin a new episode in every environment and return the first observations [B, ...].
 
         Args:
@@ -62,11 +66,11 @@ class TensorVecEnv(ABC):
         """
 
     @abstractmethod
-    def get_observations(self) -> Tensor:
+    def get_observations(self) -> Tree:
         """Return the observations [B, ...] to act on next."""
 
     @abstractmethod
-    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+    def step(self, actions: Tensor) -> tuple[Tree, Tensor, Tensor, dict[str, Any]]:
         """Take one action in every environment and begin a new episode where one ended.
 
         Args:
@@ -85,6 +89,35 @@ class TensorVecEnv(ABC):
             raise ValueError(
                 f"actions of shape {tuple(actions.shape)} on {actions.device} are not allowed; they must be of shape "
                 f"{shape} on {self.device}"
+            )
+
+    def observations_before_step(self) -> Tree | None:
+        """Return copies of the observations to act on, or None for environments that give final observations."""
+        return None if self.gives_final_obs else map_tree(torch.Tensor.clone, self.get_observations())
+
+    def check_final_observations(self, obs: Tree, dones: Tensor, extras: Mapping[str, Tree]) -> None:
+        """Check that a step did not overwrite the last observations of episodes with the first ones of new episodes.
+
+        A `TensorEnv` needs no check, since its steps return copies. The host waits for the device only if `obs` and
+        `final_obs` are the same memory.
+
+        Args:
+            obs: Observations `[B, ...]` that the step returned.
+            dones: Bool [B] that the step returned.
+            extras: Dict that the step returned.
+
+        Raises:
+            ValueError: An episode ended, and `extras["final_obs"]` is in the memory of `obs`.
+        """
+        if "final_obs" not in extras:
+            return
+        places = {leaf.data_ptr() for leaf in leaves(obs) if leaf.numel()}
+        are_shared = any(leaf.data_ptr() in places for leaf in leaves(extras["final_obs"]))
+        if are_shared and bool(dones.any()):
+            raise ValueError(
+                f"{type(self).__name__}.step returned extras['final_obs'] in the memory of the observations that "
+                "follow it, so the last observations of the ended episodes are lost; copy them before the "
+                "environments are reset (obs.clone())"
             )
 
     @abstractmethod
@@ -135,8 +168,8 @@ class TensorEnv(TensorVecEnv):
     time_limit: ClassVar[int | None]
     """Number of steps after which an episode is cut off by default; None without a limit."""
     gives_new_tensors: ClassVar[bool] = False
-    """True if `advance` returns new tensors in each call, and `observe` a tensor that is never written to again. Then a
-    step copies nothing."""
+    """True if `begin` and `advance` return new tensors in each call, and `observe` tensors that are never written to
+    again. Then a step copies nothing. A subclass that overrides one of these methods has to declare it again."""
 
     def __init__(
         self,
@@ -157,6 +190,8 @@ class TensorEnv(TensorVecEnv):
         self.single_observation_space = deepcopy(self.single_observation_space)
         self.single_action_space = deepcopy(self.single_action_space)
         self.generator = torch.Generator(self.device)
+        self._copies = not _gives_new_tensors(type(self))
+        """Whether a step copies the tensors that the methods of the subclass return."""
         self._length = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._state = self.make_state()
         self.reset(seed)
@@ -188,7 +223,7 @@ class TensorEnv(TensorVecEnv):
         """
 
     @abstractmethod
-    def observe(self, state: State) -> Tensor:
+    def observe(self, state: State) -> Tree:
         """Return the observations [B, ...] of a state. They are copied, unless `gives_new_tensors`."""
 
     # -- derived from it ---
@@ -209,7 +244,7 @@ class TensorEnv(TensorVecEnv):
         return self.share.of(draws.uniform_(*self.draw_range, generator=self.generator))
 
     @torch.no_grad()
-    def reset(self, seed: int | None = None) -> Tensor:
+    def reset(self, seed: int | None = None) -> Tree:
         if seed is not None:
             self.generator.manual_seed(check_whole("seed", seed, 0))
         first = self.begin(self.draw())
@@ -222,16 +257,16 @@ class TensorEnv(TensorVecEnv):
         return self.get_observations()
 
     @torch.no_grad()
-    def get_observations(self) -> Tensor:
+    def get_observations(self) -> Tree:
         state = {name: tensor.clone() for name, tensor in self._state.items()}
         return self._copy_unless_new(self.observe(state))
 
-    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+    def step(self, actions: Tensor) -> tuple[Tree, Tensor, Tensor, dict[str, Any]]:
         self.check_actions(actions)
         return self.transition(actions, self.draw())
 
     @torch.no_grad()
-    def transition(self, actions: Tensor, draws: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+    def transition(self, actions: Tensor, draws: Tensor) -> tuple[Tree, Tensor, Tensor, dict[str, Any]]:
         """Take one step with these random numbers. `torch.compile` compiles this method as a whole.
 
         Args:
@@ -240,14 +275,15 @@ class TensorEnv(TensorVecEnv):
         """
         next_state, rewards, dones = self.advance(self._state, actions, draws)
         # Tensors of a subclass may be part of the state, which is overwritten below, or memory that it writes to again
-        # in its next call. So all that leaves a step is copied, before either happens.
+        # in its next call, such as `begin`. So all of them are copied before either happens.
+        next_state = self._copy_unless_new(next_state)
         final_obs = self._copy_unless_new(self.observe(next_state))
         rewards = self._copy_unless_new(rewards)
+        dones = self._copy_unless_new(dones)
 
         self._length.add_(1)
         if self.max_episode_length is None:
             time_outs = torch.zeros_like(dones)
-            dones = self._copy_unless_new(dones)
         else:
             at_limit = self._length >= self.max_episode_length
             time_outs = at_limit > dones  # at_limit and not dones: an episode that terminates there is not truncated
@@ -261,15 +297,15 @@ class TensorEnv(TensorVecEnv):
             if name in first:
                 state[name] = torch.where(dones.view(-1, *[1] * (value.ndim - 1)), first[name], value)
             else:
-                state[name] = self._copy_unless_new(value)
+                state[name] = value
         for name, target in self._state.items():
             target.copy_(state[name])
         obs = self._copy_unless_new(self.observe(state))
         return obs, rewards, dones, {"time_outs": time_outs, "final_obs": final_obs}
 
-    def _copy_unless_new(self, tensor: Tensor) -> Tensor:
-        """Return a tensor that nobody writes to later: a copy, unless the subclass promises new tensors."""
-        return tensor if self.gives_new_tensors else tensor.clone()
+    def _copy_unless_new(self, tree: Tree) -> Any:
+        """Return tensors that nobody writes to later: copies, unless the subclass promises new tensors."""
+        return map_tree(torch.Tensor.clone, tree) if self._copies else tree
 
     def get_state(self) -> dict[str, Any]:
         """Return copies of the state, of the episodes' lengths and of the generator's state, on the host."""
@@ -293,3 +329,17 @@ class TensorEnv(TensorVecEnv):
             self._state[name].copy_(tensor)
         self._length.copy_(state["episode_length_buf"])
         self.generator.set_state(state["generator"])
+
+
+def _gives_new_tensors(cls: type[TensorEnv]) -> bool:
+    """Return whether `gives_new_tensors` was declared for the methods of this class.
+
+    A subclass that overrides one of them returns other tensors, for which the declaration of its base class does not
+    speak.
+    """
+    for base in cls.__mro__:
+        if "gives_new_tensors" in vars(base):
+            return cls.gives_new_tensors
+        if not {"begin", "advance", "observe"}.isdisjoint(vars(base)):
+            return False
+    return False

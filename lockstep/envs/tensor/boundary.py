@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.data.trees import Tree
+from lockstep.data.trees import Tree, map_pair, map_tree, rows_of
 from lockstep.data.values import as_rewards
 from lockstep.envs.boundary import RowInfos, StepResult, VectorBoundary
 from lockstep.envs.errors import step_error
@@ -42,15 +42,14 @@ class TensorBoundary(VectorBoundary):
         """Maximum length of an episode; None if there is no limit."""
         return self.tensors.max_episode_length
 
-    def _reset(self, seeds: list[int] | None) -> np.ndarray:
+    def _reset(self, seeds: list[int] | None) -> Tree:
         obs = self.tensors.reset(None if seeds is None else seeds[0])  # one generator for all rows
         self._result.obs = self._on_host(obs)
         return self._result.obs
 
-    def _on_host(self, obs: Tensor) -> np.ndarray:
-        """Return observations `[B, ...]` as an array with the dtype of the space."""
-        array: np.ndarray = self._form.hold(obs.cpu().numpy(), (self.num_envs,))
-        return array
+    def _on_host(self, obs: Tree) -> Tree:
+        """Return observations `[B, ...]` as arrays with the dtypes of the space."""
+        return self._form.hold(map_tree(_as_array, obs), (self.num_envs,))
 
     def step(self, actions: Tree) -> StepResult:
         """Take one action in every row; see `VectorBoundary.step`."""
@@ -59,7 +58,7 @@ class TensorBoundary(VectorBoundary):
         result.clear_endings()
         # `torch.tensor` copies, on the CPU as well: the environments may store or change the actions.
         sent = torch.tensor(np.ascontiguousarray(actions), device=self.tensors.device)
-        acted_on = None if self.tensors.gives_final_obs else self.tensors.get_observations()
+        acted_on = self.tensors.observations_before_step()
         try:
             obs, rewards, dones, extras = self.tensors.step(sent)
         except SystemExit as error:  # see `RAISED`
@@ -72,8 +71,9 @@ class TensorBoundary(VectorBoundary):
         result.terminateds[:] = done & ~result.truncateds
         if done.any():
             rows = np.flatnonzero(done)
+            self.tensors.check_final_observations(obs, dones, extras)
             final = final_observations(acted_on, obs, dones, extras)
-            result.final_obs = (rows, self._on_host(final)[rows])
+            result.final_obs = (rows, rows_of(self._on_host(final), rows))
             result.any_done = True
         if self._watch is not None:
             self._watch_step(result)
@@ -83,7 +83,7 @@ class TensorBoundary(VectorBoundary):
         state = self.tensors.get_state() if self._started else None
         return None if state is None else {"tensors": state}
 
-    def set_state(self, state: dict[str, Any]) -> np.ndarray:
+    def set_state(self, state: dict[str, Any]) -> Tree:
         self.tensors.set_state(state["tensors"])
         self._started = True
         self._result.obs = self._on_host(self.tensors.get_observations())
@@ -105,38 +105,51 @@ class SingleTensorEnv(gym.Env[Any, Any]):
         self.observation_space = tensors.single_observation_space
         self.action_space = tensors.single_action_space
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Tree, dict[str, Any]]:
         """Begin an episode."""
         super().reset(seed=seed)
-        return self.tensors.reset(seed).cpu().numpy()[0], {}
+        return _first_row(self.tensors.reset(seed)), {}
 
-    def step(self, action: Tree) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Tree) -> tuple[Tree, float, bool, bool, dict[str, Any]]:
         """Take a step. At the end of an episode, `tensors` have begun another one; `reset` begins one more."""
         sent = torch.as_tensor(np.asarray(action)[None], device=self.tensors.device)
-        acted_on = None if self.tensors.gives_final_obs else self.tensors.get_observations()
+        acted_on = self.tensors.observations_before_step()
         obs, rewards, dones, extras = self.tensors.step(sent)
+        self.tensors.check_final_observations(obs, dones, extras)
         truncated = bool(extras["time_outs"][0])
         terminated = bool(dones[0]) and not truncated
         final = final_observations(acted_on, obs, dones, extras)
-        return final.cpu().numpy()[0], float(rewards[0]), terminated, truncated, {}
+        return _first_row(final), float(rewards[0]), terminated, truncated, {}
 
 
-def final_observations(acted_on: Tensor | None, obs: Tensor, dones: Tensor, extras: Mapping[str, Any]) -> Tensor:
+def _as_array(tensor: Tensor) -> np.ndarray:
+    array: np.ndarray = tensor.cpu().numpy()
+    return array
+
+
+def _first_row(obs: Tree) -> Tree:
+    """Return the observation of the first environment, as arrays."""
+    return rows_of(map_tree(_as_array, obs), 0)
+
+
+def final_observations(acted_on: Tree | None, obs: Tree, dones: Tensor, extras: Mapping[str, Tree]) -> Tree:
     """Return the observations `[B, ...]` that a step led to, before ended episodes were reset.
 
     If the environments do not give them, the last observation that was acted on replaces the final one of an ended
     episode. rsl_rl values truncated episodes in the same way.
 
     Args:
-        acted_on: Observations `[B, ...]` before the step; None if `extras` has the final ones.
+        acted_on: Observations `[B, ...]` before the step, which the step must not have changed; None if `extras` has
+            the final ones.
         obs: Observations `[B, ...]` that the step returned.
         dones: Bool [B] that the step returned, True where an episode ended.
         extras: Dict that the step returned.
     """
     if "final_obs" in extras:
-        final: Tensor = extras["final_obs"]
-        return final
+        return extras["final_obs"]
     assert acted_on is not None
-    return torch.where(dones.view(-1, *[1] * (obs.ndim - 1)), acted_on, obs)
+
+    def before_reset(before: Tensor, after: Tensor) -> Tensor:
+        return torch.where(dones.view(-1, *[1] * (after.ndim - 1)), before, after)
+
+    return map_pair(before_reset, acted_on, obs)

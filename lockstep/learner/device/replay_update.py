@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lockstep.data.columns import Columns
 from lockstep.data.row_share import RowShare
+from lockstep.data.trees import concat_trees, map_tree, split_rows
 from lockstep.learner.device.rollout_update import DeviceUpdate
 from lockstep.learner.inputs import errors_of_rows
 from lockstep.learner.metrics import Results
@@ -64,10 +65,10 @@ class SampledBuffer(Protocol):
     def draw_indices(self, num_rows: int, generator: torch.Generator) -> Tensor:
         """Return random row numbers `[num_rows]` over the rows of all ranks, without waiting for the device."""
 
-    def rows(self, index: Tensor) -> dict[str, Tensor]:
+    def rows(self, index: Tensor) -> TensorColumns:
         """Return the columns of this rank's rows `index` `[N]`."""
 
-    def sample(self, num_rows: int, generator: torch.Generator) -> dict[str, Tensor]:
+    def sample(self, num_rows: int, generator: torch.Generator) -> TensorColumns:
         """Return the columns `[num_rows, ...]` of random rows, without waiting for the device.
 
         If rows have priorities, the columns include `weights` and `batch_indexes`.
@@ -106,7 +107,7 @@ class ReplayUpdate(DeviceUpdate):
     def sampled(self) -> TensorColumns:
         """Columns of all rows that were drawn in the last update; empty before the first one."""
         names = self._samples[0] if self._samples else ()
-        return {name: torch.cat([part[name] for part in self._samples]) for name in names}
+        return {name: concat_trees([part[name] for part in self._samples], name) for name in names}
 
     def forget(self) -> None:
         super().forget()
@@ -174,7 +175,7 @@ class ReplayUpdate(DeviceUpdate):
             elif amount:
                 self.learner.count(name, amount)
 
-    def sample(self, replay: SampledBuffer, num_rows: int) -> dict[str, Tensor]:
+    def sample(self, replay: SampledBuffer, num_rows: int) -> TensorColumns:
         """Return the columns `[num_rows, ...]` of a new sample of a replay buffer."""
         return replay.sample(num_rows, self.stream("replay"))
 
@@ -201,9 +202,8 @@ class ReplayUpdate(DeviceUpdate):
                 columns = self._columns(module_id, replay, steps_per_draw * batch_size)
                 samples.append(columns)
                 loss_columns = {name: part for name, part in columns.items() if name != Columns.BATCH_INDEXES}
-                parts = {name: column.split(batch_size) for name, column in loss_columns.items()}
-                for i in range(steps_per_draw):
-                    self.step({module_id: {name: part[i] for name, part in parts.items()}}, {module_id: None})
+                for batch in split_rows(loss_columns, batch_size):
+                    self.step({module_id: batch}, {module_id: None})
                 if replay.priorities is not None:
                     errors = errors_of_rows(learner.row_errors, module_id, type(learner).__name__)
                     replay.priorities.update(columns[Columns.BATCH_INDEXES], errors)
@@ -214,11 +214,12 @@ class ReplayUpdate(DeviceUpdate):
         """Return the columns of a new sample, with noise."""
         return self._network_inputs(module_id, self.sample(replay, num_rows)) | self.noise(module_id, num_rows)
 
-    def _network_inputs(self, module_id: str, columns: dict[str, Tensor]) -> TensorColumns:
+    def _network_inputs(self, module_id: str, columns: TensorColumns) -> TensorColumns:
         """Return the columns with observations after their connectors, in the learner's dtype."""
         pipeline = self.learner.connectors[module_id].obs
         columns |= {name: pipeline(columns[name]) for name in (Columns.OBS, Columns.NEXT_OBS)}
-        return {name: self.learner.to_tensor(column) for name, column in columns.items()}
+        inputs: TensorColumns = map_tree(self.learner.to_tensor, columns)
+        return inputs
 
     def _steps_on_share(self, module_id: str, replay: SampledBuffer, num_steps: int, batch_size: int) -> ReplayOutcome:
         """Take all gradient steps on a buffer that several ranks have together.

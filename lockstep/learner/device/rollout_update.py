@@ -33,8 +33,9 @@ class RolloutOutcome(NamedTuple):
     """Number of gradients that were not finite, 0-d."""
     stopped: Tensor | None
     """Flag for each pass `[passes]`, 1 if the update has stopped by its end; None if the learner never stops early."""
-    obs_moments: Tensor | None
-    """Mean of the observations and sum of squared distances from it, `[2, *obs]`; None if they are not normalized."""
+    obs_moments: list[Tensor]
+    """Mean of each normalised entry of the observations and sum of squared distances from it, `[2, *entry]`. Empty if
+    observations are not normalised."""
 
 
 class DeviceUpdate:
@@ -116,11 +117,13 @@ class DeviceUpdate:
         connectors = self.learner.connectors[self._module_id()]
         if connectors.rewards is not None:
             connectors.rewards.copy_from_device()
-        if outcome.obs_moments is not None:
-            mean, squares = outcome.obs_moments.cpu().numpy()
-            moments = RunningMoments.of(rollout.size * rollout.num_envs, mean, squares)
-            normalizer = cast(NormalizeObs, connectors.obs.connectors[0])
-            normalizer.merge_moments(self.learner.reducer.moments(moments))
+        if outcome.obs_moments:
+            new_moments = []
+            for stacked in outcome.obs_moments:
+                mean, squares = stacked.cpu().numpy()
+                moments = RunningMoments.of(rollout.size * rollout.num_envs, mean, squares)
+                new_moments.append(self.learner.reducer.moments(moments))
+            self._normalizer(self._module_id()).merge_moments(new_moments)
         return results
 
     # -- parts of updates from rollouts and from replay buffers ---
@@ -174,6 +177,11 @@ class DeviceUpdate:
         results: Results = learner.summarize({self._module_id(): num_minibatches * size}, counts, 0.0)
         results[ALL_MODULES]["seconds_gradient_steps"] = captured.seconds
         return results
+
+    def _normalizer(self, module_id: str) -> NormalizeObs:
+        """Return the connector whose statistics are computed on the device: the first one, which gets raw
+        observations."""
+        return cast(NormalizeObs, self.learner.connectors[module_id].obs.connectors[0])
 
     def _module_id(self) -> str:
         """Return the id of the only module; `ValueError` if there are several."""
@@ -284,7 +292,10 @@ class DeviceUpdate:
                 if may_stop:
                     torch.maximum(self._suspended, cast(Tensor, learner.should_stop_passes()), out=self._suspended)
                     stopped.append(self._suspended.clone())
-            obs_moments = moments_of(rollout.obs) if learner.connectors[module_id].obs.has_statistics else None
+            obs_moments = []
+            if learner.connectors[module_id].obs.has_statistics:
+                normalized = self._normalizer(module_id).normalized_leaves(rollout.obs)
+                obs_moments = [moments_of(leaf) for leaf in normalized]
         return RolloutOutcome(metrics, self.num_bad(), torch.stack(stopped) if stopped else None, obs_moments)
 
 
