@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
+import textwrap
 from collections.abc import Callable, Mapping
 from inspect import getdoc, getmodule
 from pathlib import Path
@@ -141,6 +142,13 @@ def gpu_rows(name: str) -> list[dict[str, Any]]:
     return rows
 
 
+def clipped_rewards(*_: object) -> Any:
+    """Return a connector of train columns that is written in torch."""
+    from lockstep.connectors import ClipRewards
+
+    return ClipRewards()
+
+
 ON_DEVICE: dict[str, dict[str, Any]] = {
     "default options": {},
     "a learning rate on a schedule": {"training.lr": [[0, 1e-3], [10_000, 1e-4]]},
@@ -152,6 +160,8 @@ ON_DEVICE: dict[str, dict[str, Any]] = {
     "Ornstein-Uhlenbeck noise": {"env_runners.exploration": "ou"},
     "gSDE": {"env_runners.exploration": "gsde"},
     "noisy weights": {"env_runners.exploration": "noisy"},
+    "Gaussian noise": {"env_runners.exploration": "normal"},
+    "connectors of train columns in torch": {"training.learner_connector": clipped_rewards},
     '`training(intrinsic_reward="rnd")`': {"training.intrinsic_reward": "rnd"},
     '`env_runners(batch_mode="complete_episodes")`': {"env_runners.batch_mode": "complete_episodes"},
     "`replay(n_step=3)`": {"replay.n_step": 3},
@@ -174,12 +184,25 @@ def device_algorithms() -> dict[str, type[Any]]:
 
 
 def on_device() -> str:
-    """Return the table of what works on a device, as the configurations decide it."""
+    """Return the table of what works on a device and the reasons for the host, as the configurations decide it."""
     columns = {title: device_column(config) for title, config in device_algorithms().items()}
     lines = ["| | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
     for row, title in enumerate(ON_DEVICE):
         lines.append(f"| {title} | " + " | ".join(column[row] for column in columns.values()) + " |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *host_rules()])
+
+
+def host_rules() -> list[str]:
+    """Return a paragraph and a list: which algorithms and features need the host, and why."""
+    from lockstep.algorithms import ALGORITHMS
+    from lockstep.builder.tensor_collectors import HOST_RULES
+
+    needed = [config for config in ALGORITHMS if not config.learns_from_tensors and not config.is_offline]
+    names = ", ".join(f"`{config.algorithm}`" for config in needed)
+    lines = [f"These algorithms need the host with any options: {names}. The others need it with:", ""]
+    for rule in HOST_RULES[1:]:  # the first one is about algorithms
+        lines += textwrap.wrap(f"- `{rule.feature}`: {rule.reason}.", 120, subsequent_indent="  ")
+    return lines
 
 
 def device_column(algorithm: type[Any]) -> list[str]:

@@ -151,5 +151,6 @@ class APPOConfig(AlgorithmConfig):
     # The learner adapts the coefficient, and checkpoints contain it: a resumed run refuses another first value.
     first_values = ("kl_coeff",)
     training_class = APPOTraining
+    learns_from_tensors = True
     is_asynchronous = True
     training: APPOTraining[Self]

@@ -80,5 +80,6 @@ class IMPALAConfig(AlgorithmConfig):
     algorithm = "impala"
     learner_class = IMPALALearner
     training_class = VTraceTraining
+    learns_from_tensors = True
     is_asynchronous = True
     training: VTraceTraining[Self]

@@ -74,6 +74,8 @@ class Builder:
             collector = self._build_rank_collector(policy, reducer)
         elif config.env_runners.num_env_runners:
             parts.check()  # before processes are started
+            if tensors.has_environments:
+                tensors.decide()
             collector = self._build_group_collector(policy)
         else:
             envs = parts.make_envs(config.env_runners.num_envs_per_env_runner)

@@ -3,6 +3,9 @@ collector."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from gymnasium import spaces
@@ -13,6 +16,7 @@ from lockstep.connectors import ObsPipeline
 from lockstep.data.row_share import ALL_ROWS, RowShare
 from lockstep.envs.make import named_environment
 from lockstep.envs.tensor import TENSOR_ENVS, TensorBoundary, TensorVecEnv
+from lockstep.learner.learner import Learner
 from lockstep.learner.many.reduction import Reducer
 from lockstep.policy.acting import ActingPolicy
 from lockstep.policy.policy import Policy
@@ -20,6 +24,19 @@ from lockstep.rollout.callbacks import overridden_events
 from lockstep.rollout.protocols import sole_part
 from lockstep.rollout.tensor_collector import TensorCollector
 from lockstep.state.streams import RandomStreams
+
+
+@dataclass(frozen=True)
+class HostRule:
+    """Feature that needs the host: with it, steps of tensor environments are copied there."""
+
+    feature: str
+    """The feature, as it is written in a configuration."""
+    applies: Callable[[RunConfig, ActingPolicy], object]
+    """Function that returns a true value for a configuration and acting policy with this feature."""
+    reason: str
+    """What runs on the host. It follows the feature and a colon."""
+
 
 HOST_HOOKS = ("prepare_batch", "prepare_sequences", "after_gradient_step", "should_stop_passes", "takes_part")
 """Hooks of a learner that run on the host. A CUDA graph would not call them."""
@@ -49,45 +66,38 @@ class TensorCollectorBuilder:
         return isinstance(resolved, TensorVecEnv | TensorBoundary)
 
     @property
-    def can_stay_on_device(self) -> bool:
-        """Whether steps can be collected and learned from on the device; see `AlgorithmConfig.collects_tensors`.
-
-        Everything between the environments and the loss has to be an operation on tensors of fixed shapes.
-        """
-        config = self.config
+    def host_reasons(self) -> list[str]:
+        """Reasons why steps have to be copied to the host, one for each rule that applies; empty if they stay."""
+        if self.policy.is_multi_agent:
+            return ["multi_agent(...): tensor environments have one agent"]
         part = sole_part(self.policy)
-        connectors = part.connectors
-        return (
-            config.learns_from_tensors
-            and not self._learner_has_host_hooks
-            and not config.learners.num_learners
-            and not part.is_stateful
-            and (part.exploration is None or part.exploration.draws_on_device)
-            and (not config.is_off_policy or self._supports_replay(part))
-            and connectors.recorded.is_identity
-            and not connectors.learner
-            and _statistics_on_device(connectors.obs)
-            and config.training.intrinsic_reward is None
-            and not config.env_runners.collects_whole_episodes
-            and not any(map(overridden_events, config.callbacks.classes))
-        )
+        return [f"{rule.feature}: {rule.reason}" for rule in HOST_RULES if rule.applies(self.config, part)]
 
     @property
-    def _learner_has_host_hooks(self) -> bool:
-        """Whether the user's learner class overrides a hook that runs on the host."""
-        default_class = self.config.learner_class
-        learner_class = self.config.training.learner_class or default_class
-        # The methods are compared because a user's class cannot be expected to declare which hooks it overrides.
-        return any(getattr(learner_class, name) is not getattr(default_class, name) for name in HOST_HOOKS)
+    def can_stay_on_device(self) -> bool:
+        """Whether steps can be collected and learned from on the device; see `AlgorithmConfig.collects_tensors`."""
+        return not self.host_reasons
 
-    def _supports_replay(self, part: ActingPolicy) -> bool:
-        """Return whether a `TensorReplay` supports the options of replay, and random actions can be drawn on a
-        device."""
-        replay = self.config.replay
-        space = part.action_space
-        can_draw_actions = isinstance(space, spaces.Discrete) or (isinstance(space, spaces.Box) and space.is_bounded())
-        needs_host_replay = replay.her or replay.ignore_obs_next or replay.storage != "memory"
-        return can_draw_actions and not needs_host_replay and not part.has_statistics
+    def decide(self) -> bool:
+        """Return whether steps of tensor environments stay on the device; warn if they are copied to the host.
+
+        Raises `ValueError` if they would be copied, and `env_runners(allow_host=True)` does not allow that.
+        """
+        config = self.config
+        if config.collects_tensors(self.policy):
+            return True
+        # There are no reasons if the user's own configuration overrides `collects_tensors`.
+        reasons = self.host_reasons or [f"{type(config).__name__}.collects_tensors returns False"]
+        env = config.environment.env
+        name = repr(env) if isinstance(env, str) else type(env).__name__
+        text = f"{config.algorithm} copies the steps of environment.env={name} to the host. {'. '.join(reasons)}"
+        if not config.env_runners.allow_host:
+            raise ValueError(
+                f"{text}. That is not allowed unless you set env_runners(allow_host=True), which is slow; or leave out "
+                "what is named, or take an environment that is no tensor (docs/gpu.md has a table)"
+            )
+        warnings.warn(f"{text} (env_runners.allow_host=True)", stacklevel=2)
+        return False
 
     # -- collectors ---
 
@@ -96,7 +106,7 @@ class TensorCollectorBuilder:
 
         Returns None if they are not tensor environments, or if their steps have to be copied to the host.
         """
-        if isinstance(envs, TensorBoundary) and self.config.collects_tensors(self.policy):
+        if isinstance(envs, TensorBoundary) and self.decide():
             return self._build(envs, share)
         return None
 
@@ -108,11 +118,11 @@ class TensorCollectorBuilder:
         config = self.config
         num_ranks = reducer.world_size
         self._check_share(num_ranks)
-        if self.policy.is_multi_agent or not config.collects_tensors(self.policy):
+        if not config.collects_tensors(self.policy):
             raise ValueError(
                 f"environment.env={config.environment.env!r} is not allowed on {num_ranks} ranks where "
-                f"{config.algorithm} with these options copies steps to the host: use one process, or an environment "
-                "that is no tensor; docs/gpu.md says what goes on the device"
+                f"{config.algorithm} with these options copies steps to the host. {'. '.join(self.host_reasons)}. Use "
+                "one process, or an environment that is no tensor; docs/gpu.md has a table"
             )
         envs = config.make_envs(config.env_runners.num_envs_per_env_runner // num_ranks)
         collector = self.build_for(envs, RowShare(reducer.rank, num_ranks, reducer.gather))
@@ -172,6 +182,19 @@ class TensorCollectorBuilder:
         }
 
 
+def _overrides_host_hooks(learner_class: type[Learner[Any]] | None, default_class: type[Learner[Any]]) -> bool:
+    """Return whether a user's learner class overrides a hook of the algorithm's class that runs on the host."""
+    if learner_class is None:
+        return False
+    # The methods are compared because a user's class cannot be expected to declare which hooks it overrides.
+    return any(getattr(learner_class, name) is not getattr(default_class, name) for name in HOST_HOOKS)
+
+
+def _draws_actions_on_device(space: object) -> bool:
+    """Return whether uniformly random actions of an action space can be drawn on a device."""
+    return isinstance(space, spaces.Discrete) or (isinstance(space, spaces.Box) and space.is_bounded())
+
+
 def _statistics_on_device(pipeline: ObsPipeline) -> bool:
     """Return whether the running statistics of observations can be computed on a device.
 
@@ -182,3 +205,95 @@ def _statistics_on_device(pipeline: ObsPipeline) -> bool:
         return True
     first = pipeline.connectors[0]
     return with_statistics == [first] and first.takes_moments
+
+
+# The list is the only place that says what needs the host. Everything between the environments and the loss has to be
+# an operation on tensors of fixed shapes. Whoever moves a feature to the device removes its rule.
+HOST_RULES = (
+    HostRule(
+        "this algorithm",
+        lambda config, part: not config.learns_from_tensors,
+        "its learner takes arrays on the host",
+    ),
+    HostRule(
+        "training(learner_class=...)",
+        lambda config, part: _overrides_host_hooks(config.training.learner_class, config.learner_class),
+        f"the class overrides a hook that runs on the host ({', '.join(HOST_HOOKS)})",
+    ),
+    HostRule(
+        "learners(num_learners=...)",
+        lambda config, part: config.learners.num_learners,
+        "learners in other processes get their rows from the host; start one rank for each device with torchrun",
+    ),
+    HostRule(
+        "env_runners(num_env_runners=...)",
+        lambda config, part: config.env_runners.num_env_runners,
+        "env runners in other processes send arrays; start one rank for each device with torchrun",
+    ),
+    HostRule(
+        "rl_module(model_config={'recurrent': ...})",
+        lambda config, part: part.is_stateful,
+        "the states of a network with a memory are stored on the host",
+    ),
+    HostRule(
+        "env_runners(exploration=...)",
+        lambda config, part: part.exploration is not None and not part.exploration.draws_on_device,
+        "this exploration draws its random numbers on the host",
+    ),
+    HostRule(
+        "environment(normalize_observations=..., normalize_rewards=...)",
+        lambda config, part: config.is_off_policy and part.has_statistics,
+        "running statistics over a replay buffer are computed on the host",
+    ),
+    HostRule(
+        "environment(normalize_observations=...)",
+        lambda config, part: not _statistics_on_device(part.connectors.obs),
+        "only statistics of the environment's own observations are computed on a device, not those behind another "
+        "connector",
+    ),
+    HostRule(
+        "replay(her=True)",
+        lambda config, part: config.is_off_policy and config.replay.her,
+        "goals are relabelled on the host",
+    ),
+    HostRule(
+        "replay(ignore_obs_next=True)",
+        lambda config, part: config.is_off_policy and config.replay.ignore_obs_next,
+        "a buffer on a device stores both observations",
+    ),
+    HostRule(
+        "replay(storage=...)",
+        lambda config, part: config.is_off_policy and config.replay.storage != "memory",
+        "a buffer on a device is in its memory",
+    ),
+    HostRule(
+        "replay(learning_starts=...)",
+        lambda config, part: config.is_off_policy and not _draws_actions_on_device(part.action_space),
+        "random actions are drawn on a device for a Discrete space or a bounded Box only",
+    ),
+    HostRule(
+        "environment(frame_stack=...)",
+        lambda config, part: not part.connectors.recorded.is_identity,
+        "connectors whose output is stored, such as stacks of frames, run on the host",
+    ),
+    HostRule(
+        "training(learner_connector=...)",
+        lambda config, part: not all(connector.on_device for connector in part.connectors.learner),
+        "a connector of train columns may read values on the host unless its class sets on_device = True",
+    ),
+    HostRule(
+        "training(intrinsic_reward=...)",
+        lambda config, part: config.training.intrinsic_reward is not None,
+        "the reward for novelty is computed from arrays",
+    ),
+    HostRule(
+        "env_runners(batch_mode='complete_episodes')",
+        lambda config, part: config.env_runners.collects_whole_episodes,
+        "a collect on a device has a fixed number of steps",
+    ),
+    HostRule(
+        "callbacks(...)",
+        lambda config, part: any(map(overridden_events, config.callbacks.classes)),
+        "callbacks of environments and episodes read arrays",
+    ),
+)

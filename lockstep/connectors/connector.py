@@ -48,6 +48,9 @@ class Connector(ABC):
     output is stored."""
     rescales = False
     """Whether this maps actions in [-1, 1] onto the bounds of a Box, as `RescaleActions` does."""
+    on_device = False
+    """Whether this consists of torch operations that never wait for the device and whose shapes do not depend on
+    values. Only then a connector of train columns can run on the device of tensor environments."""
 
     # `has_statistics` and `has_memory` follow from the methods, and are not declared. With a declaration, a user's
     # connector that forgets it would run, with statistics that are never updated and a memory that is never reset.

@@ -129,6 +129,8 @@ class ClipRewards(Connector):
         ValueError: `low` is not less than `high`.
     """
 
+    on_device = True
+
     def __init__(self, low: float = -1.0, high: float = 1.0, *, sign: bool = False) -> None:
         if not low < high:
             raise ValueError(f"ClipRewards needs low < high, got {low} and {high}")
@@ -144,6 +146,8 @@ class ClipRewards(Connector):
 
 class ScaleRewards(Connector):
     """Multiplication of the rewards in train columns by `factor`."""
+
+    on_device = True
 
     def __init__(self, factor: float) -> None:
         check_number("factor", factor)

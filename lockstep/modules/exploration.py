@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +20,16 @@ from torch import Tensor
 
 from lockstep.data.trees import Tree
 from lockstep.modules.action_dist import ActionDist
-from lockstep.modules.layers import StateDependentHead, weight_noise
+from lockstep.modules.layers import StateDependentHead, noise_matrices, weight_noise
 from lockstep.modules.rl_module import RLModule
+from lockstep.ops.arrays import Constant
+from lockstep.ops.distributions import Distribution
 from lockstep.options.checks import check_whole, is_number, suggestion
 from lockstep.options.schedules import Schedule, ScheduleLike
 
 Noise = npt.NDArray[np.float32]
 State = dict[str, np.ndarray]
+DeviceState = Mapping[str, Tensor]
 Generators = Callable[[int], np.random.Generator]
 """Function that returns the random generator of one environment, by its row."""
 
@@ -54,13 +57,23 @@ LOG_STD_INIT = -2.0
 """Initial logarithm of gSDE's deviations. With 64 features of size 1, the deviation of actions is about 1 at first."""
 
 
+class DevicePolicy(Protocol):
+    """Policy with the observations that it acts on, on a device."""
+
+    def distribution(self) -> Distribution:
+        """Return the distributions of the actions, from a forward pass of the network."""
+
+    def sample(self) -> Tensor:
+        """Return sampled actions `[B, ...]`, from a forward pass of the network."""
+
+
 class Exploration(ABC):
     """Base class of the random numbers that change a policy's actions during collection."""
 
     keeps_density = False
     """True if the density of actions is that of the policy's distribution."""
     draws_on_device = False
-    """True if the class has `level` and `draw_on_device`."""
+    """True if the class has the methods whose names end in `_on_device`, and `level` if its noise changes."""
     is_epsilon_greedy = False
     """True if `level` is the probability of a random action."""
     wraps_acting = False
@@ -68,12 +81,11 @@ class Exploration(ABC):
     False if the actor gets the noise and needs nothing else."""
 
     def level(self, step: int) -> float:
-        """Return the amount of exploration at environment step `step`. `ValueError` for a bad number of a schedule."""
-        raise TypeError(f"{type(self).__name__} does not draw on a device")
+        """Return the amount of exploration at environment step `step`; 1 if it never changes.
 
-    def draw_on_device(self, num_rows: int, level: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw the noise of one step `[num_rows, noise_size]` on the device of `level`, a tensor without dimensions."""
-        raise TypeError(f"{type(self).__name__} does not draw on a device")
+        Raises `ValueError` for a bad number of a schedule.
+        """
+        return 1.0
 
     @abstractmethod
     def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> Noise:
@@ -105,6 +117,32 @@ class Exploration(ABC):
         """
         return act(obs, noise, *state)
 
+    # -- on a device: nothing waits for it, and shapes do not depend on values ---
+
+    def draw_on_device(self, num_rows: int, level: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw the random numbers of one step `[num_rows, ...]` on the device of `level`, a tensor without
+        dimensions."""
+        raise TypeError(f"{type(self).__name__} does not draw on a device")
+
+    def advance_on_device(self, numbers: Tensor, state: DeviceState, begins: Tensor) -> Tensor:
+        """Return the noise for the actor, and update `state` in place; see `advance`.
+
+        Args:
+            numbers: Random numbers of one step from `draw_on_device`, `[B, ...]`.
+            state: State of all environments: `initial_state` as tensors, at the same addresses in each step.
+            begins: Bool `[B]`, True where an episode begins.
+        """
+        return numbers
+
+    def act_on_device(self, policy: DevicePolicy, noise: Tensor) -> Tensor:
+        """Return the actions `[B, ...]` of a policy with the noise from `advance_on_device`.
+
+        Args:
+            policy: The policy, with the observations that it acts on.
+            noise: The noise, in the dtype of the network.
+        """
+        return policy.distribution().sample_with_noise(noise)
+
 
 class GaussianNoise(Exploration):
     """Normal noise that is added to actions in [-1, 1].
@@ -134,9 +172,9 @@ class GaussianNoise(Exploration):
         """Draw `[*leading_shape, num_actions]` with the deviation at `step`. `ValueError` if it is negative."""
         noise = _normal(rng, (*leading_shape, self.num_actions), self.scale, step)
         if self.weights is not None:
-            noise *= self.weights
+            noise *= self.weights.array
         if self.mean is not None:
-            noise += self.mean
+            noise += self.mean.array
         return noise
 
     def level(self, step: int) -> float:
@@ -145,9 +183,9 @@ class GaussianNoise(Exploration):
     def draw_on_device(self, num_rows: int, level: Tensor, generator: torch.Generator) -> Tensor:
         noise = torch.randn(num_rows, self.num_actions, generator=generator, device=level.device) * level
         if self.weights is not None:
-            noise = noise * torch.as_tensor(self.weights, device=level.device)
+            noise = noise * self.weights.like(noise)
         if self.mean is not None:
-            noise = noise + torch.as_tensor(self.mean, device=level.device)
+            noise = noise + self.mean.like(noise)
         return noise
 
 
@@ -167,6 +205,8 @@ class OrnsteinUhlenbeckNoise(Exploration):
         mean: Means `[A]` of the dimensions. Defaults to 0.
         weights: Factors `[A]` of sigma. Defaults to 1.
     """
+
+    draws_on_device = True
 
     def __init__(
         self,
@@ -189,9 +229,9 @@ class OrnsteinUhlenbeckNoise(Exploration):
         noise = _normal(rng, (*leading_shape, self.num_actions), self.sigma, step)
         noise *= np.float32(math.sqrt(self.dt))
         if self.weights is not None:
-            noise *= self.weights
+            noise *= self.weights.array
         if self.mean is not None:
-            noise += self.mean * np.float32(self.theta * self.dt)
+            noise += self.mean.array * np.float32(self.theta * self.dt)
         return noise
 
     def initial_state(self, num_envs: int) -> State:
@@ -205,6 +245,23 @@ class OrnsteinUhlenbeckNoise(Exploration):
         process *= np.float32(1.0 - self.theta * self.dt)
         process += noise
         return process
+
+    def level(self, step: int) -> float:
+        return _deviation(self.sigma, step)
+
+    def draw_on_device(self, num_rows: int, level: Tensor, generator: torch.Generator) -> Tensor:
+        numbers = torch.randn(num_rows, self.num_actions, generator=generator, device=level.device)
+        noise = numbers * level * math.sqrt(self.dt)
+        if self.weights is not None:
+            noise = noise * self.weights.like(noise)
+        if self.mean is not None:
+            noise = noise + self.mean.like(noise) * (self.theta * self.dt)
+        return noise
+
+    def advance_on_device(self, numbers: Tensor, state: DeviceState, begins: Tensor) -> Tensor:
+        process = state["noise"]
+        process.masked_fill_(begins.unsqueeze(-1), 0.0)
+        return process.mul_(1.0 - self.theta * self.dt).add_(numbers)
 
 
 class AddedNoise(Exploration):
@@ -220,6 +277,7 @@ class AddedNoise(Exploration):
     def __init__(self, action_dist: ActionDist, noise: Exploration) -> None:
         self.action_dist = action_dist
         self.noise = noise
+        self.draws_on_device = noise.draws_on_device
 
     def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> Noise:
         """Draw the random numbers of the distribution followed by those of the noise, on the last axis."""
@@ -245,6 +303,20 @@ class AddedNoise(Exploration):
         actions = np.clip(actions + added_noise, -1.0, 1.0, dtype=actions.dtype)
         return (actions, *next_state) if state else actions
 
+    # On a device the distribution draws its own random numbers, so these are the numbers of the added noise only.
+
+    def level(self, step: int) -> float:
+        return self.noise.level(step)
+
+    def draw_on_device(self, num_rows: int, level: Tensor, generator: torch.Generator) -> Tensor:
+        return self.noise.draw_on_device(num_rows, level, generator)
+
+    def advance_on_device(self, numbers: Tensor, state: DeviceState, begins: Tensor) -> Tensor:
+        return self.noise.advance_on_device(numbers, state, begins)
+
+    def act_on_device(self, policy: DevicePolicy, noise: Tensor) -> Tensor:
+        return (policy.sample() + noise).clamp(-1.0, 1.0)
+
 
 class NoisyWeights(Exploration):
     """Noise in a network's weights (`NoisyLinear`). The best action of the noisy network is taken.
@@ -256,6 +328,7 @@ class NoisyWeights(Exploration):
     """
 
     wraps_acting = True
+    draws_on_device = True
 
     def __init__(self, noise_size: int) -> None:
         self.noise_size = noise_size
@@ -271,6 +344,13 @@ class NoisyWeights(Exploration):
         with weight_noise(torch.tensor(noise)):
             return act(obs, None, *state)
 
+    def draw_on_device(self, num_rows: int, level: Tensor, generator: torch.Generator) -> Tensor:
+        return torch.randn(num_rows, self.noise_size, generator=generator, device=level.device)
+
+    def act_on_device(self, policy: DevicePolicy, noise: Tensor) -> Tensor:
+        with weight_noise(noise):
+            return policy.distribution().mode()
+
 
 class StateDependentNoise(Exploration):
     """Matrices of generalised state-dependent exploration (gSDE, Raffin et al. 2021, https://arxiv.org/abs/2005.05719).
@@ -285,6 +365,7 @@ class StateDependentNoise(Exploration):
     """
 
     keeps_density = True
+    draws_on_device = True
 
     def __init__(self, head: StateDependentHead, sample_freq: int | None = SAMPLE_FREQ) -> None:
         self.shape = (head.in_features, head.out_features)
@@ -309,6 +390,24 @@ class StateDependentNoise(Exploration):
         age[due] = 0
         age += 1
         return matrices
+
+    def draw_on_device(self, num_rows: int, level: Tensor, generator: torch.Generator) -> Tensor:
+        # For all rows in every step, although few rows need new matrices: which ones, the host does not know.
+        return torch.randn(num_rows, *self.shape, generator=generator, device=level.device)
+
+    def advance_on_device(self, numbers: Tensor, state: DeviceState, begins: Tensor) -> Tensor:
+        matrices = state["matrices"]
+        age = state["age"]
+        due = begins
+        if self.sample_freq is not None:
+            due = due | (age >= self.sample_freq)
+        matrices.copy_(torch.where(due.view(-1, 1, 1), numbers, matrices))
+        age.masked_fill_(due, 0).add_(1)
+        return matrices
+
+    def act_on_device(self, policy: DevicePolicy, noise: Tensor) -> Tensor:
+        with noise_matrices(noise):
+            return policy.distribution().mode()
 
 
 class EpsilonGreedy(Exploration):
@@ -357,7 +456,7 @@ def _normal(rng: np.random.Generator, shape: Sequence[int], schedule: Schedule, 
     return noise
 
 
-def _dimensions(name: str, values: Sequence[float] | None, num_actions: int) -> np.ndarray | None:
+def _dimensions(name: str, values: Sequence[float] | None, num_actions: int) -> Constant | None:
     """Return one number for each action dimension, float32 `[A]`; None for None. `ValueError` for another length."""
     if values is None:
         return None
@@ -366,7 +465,7 @@ def _dimensions(name: str, values: Sequence[float] | None, num_actions: int) -> 
             f"env_runners.exploration_config[{name!r}]={values!r} is not allowed; it must have {num_actions} numbers, "
             "one for each action dimension"
         )
-    return np.asarray(values, np.float32)
+    return Constant(np.asarray(values, np.float32))
 
 
 def _deviation(schedule: Schedule, step: int) -> float:

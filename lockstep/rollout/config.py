@@ -48,6 +48,9 @@ class EnvRunnersSection(Section[ConfigT]):
     """Options of the exploration method by name: `epsilon` of "epsilon"; `scale` of "normal"; `sigma`, `theta`, `dt` of
     "ou"; `mean` and `weights` of both, one number for each action dimension; `sample_freq`, `log_std_init` of "gsde";
     `sigma` of "noisy"."""
+    allow_host: bool = False
+    """Whether the steps of tensor environments may be copied to the host if other options need that, with a warning
+    that names these options. Otherwise such a run is refused."""
     step_timeout: float | None = option(None, gt=0)
     """Longest time in seconds that a step of an environment in its own process may take. Defaults to no limit."""
     sample_timeout_s: float = option(60.0, gt=0)

@@ -13,13 +13,11 @@ from gymnasium import spaces
 from torch import Tensor
 
 from lockstep.data.actions import ACTION_MASK, carries_mask
-from lockstep.data.columns import Columns
 from lockstep.data.row_share import RowShare
 from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trees import Tree, allocate, copy_into, leaves_of_space, map_pair, map_tree, num_items
 from lockstep.envs.errors import step_error
 from lockstep.envs.tensor import TensorBoundary, TensorEnv, final_observations
-from lockstep.modules.action_dist import ActionDist
 from lockstep.ops.graphs import CapturedFunction
 from lockstep.replay import TensorReplay
 from lockstep.rollout.callbacks import EnvironmentEvents, Episode
@@ -27,6 +25,7 @@ from lockstep.rollout.errors import MalformedBufferError, not_finite, refuse_row
 from lockstep.rollout.protocols import ActingLike, sole_part
 from lockstep.rollout.stepper import StepMode, Stepper
 from lockstep.rollout.tensor_episodes import TensorEpisodes
+from lockstep.rollout.tensor_exploration import TensorExplorationState, TensorPolicy
 from lockstep.state.streams import RandomStreams
 
 Rows = TypeVar("Rows", np.ndarray, Tensor)
@@ -94,6 +93,12 @@ class TensorStepper(Stepper):
                 f"the policy's network is on {network_device}, and the environments are on {self.tensors.device}; "
                 "make both on one device (framework(device=...), or the environments' own argument)"
             )
+
+        self._exploring: TensorExplorationState | None = None
+        """State of correlated exploration noise; None if the noise of each step is independent."""
+        state = {} if part.exploration is None else part.exploration.initial_state(env.num_envs)
+        if state:
+            self._exploring = TensorExplorationState(state, env.num_envs, network_device)
 
         first_obs = self._in_space_order(self.tensors.get_observations())
         self._obs: Tree = map_tree(torch.empty_like, first_obs)
@@ -171,6 +176,8 @@ class TensorStepper(Stepper):
         copy_into(self._obs, self.tensors.reset(self.streams.seed(f"env_reset/{self.num_resets}")))
         self.num_resets += 1
         self._running.forget()
+        if self._exploring is not None:
+            self._exploring.forget()
         self._buffer.cut()
         self.episodes.is_begun = True
 
@@ -307,30 +314,21 @@ class TensorStepper(Stepper):
         def in_network_dtype(leaf: Tensor) -> Tensor:
             return leaf.to(dtype) if leaf.is_floating_point() else leaf
 
-        batch = {Columns.OBS: map_tree(in_network_dtype, part.connectors.obs(obs))}
-        inputs = part.module.forward_exploration(batch)[Columns.ACTION_DIST_INPUTS]
-        dist = part.module.action_dist_cls.from_inputs(inputs)
-        actions: Tensor
+        network_obs = map_tree(in_network_dtype, part.connectors.obs(obs))
+        policy = TensorPolicy(part, network_obs, self._generator, self.share)
         if not explores:
-            actions = dist.mode()
-        elif part.exploration is None:
-            actions = self._sample(part.module.action_dist_cls, inputs)
-        else:
-            noise = part.exploration.draw_on_device(
-                num_items(obs) * self.share.number, self._exploration_level, self._generator
-            )
-            actions = dist.sample_with_noise(self.share.of(noise).to(inputs.dtype))
+            return policy.distribution().mode()
+        exploration = part.exploration
+        if exploration is None:
+            return policy.sample()
+
+        num_rows = num_items(obs) * self.share.number
+        numbers = exploration.draw_on_device(num_rows, self._exploration_level, self._generator)
+        noise = self.share.of(numbers)
+        if self._exploring is not None:
+            noise = self._exploring.advance(exploration, noise)
+        actions: Tensor = exploration.act_on_device(policy, noise.to(dtype))
         return actions
-
-    def _sample(self, action_dist: ActionDist, inputs: Tensor) -> Tensor:
-        """Return actions that are sampled from the distributions of this rank's rows.
-
-        Numbers are drawn for the rows of all ranks, so that a row gets the same numbers with any number of ranks. The
-        inputs of the other ranks' rows do not matter: this rank's are repeated.
-        """
-        number = self.share.number
-        all_inputs = inputs if number == 1 else inputs.repeat(number, *[1] * (inputs.ndim - 1))
-        return self.share.of(action_dist.from_inputs(all_inputs).sample(self._generator))
 
     def _random(self, part: Any) -> Callable[[Tree], Tensor]:
         """Return a function `act(obs)` that draws actions, as learned from, uniformly from the action space.
@@ -398,6 +396,8 @@ class TensorStepper(Stepper):
             final_obs = final_observations(acted_on, obs, dones, extras)
             buffer.end_step(t, actions, rewards, dones, {**extras, "final_obs": final_obs})
             self._running.step(t, rewards, dones)
+            if self._exploring is not None:
+                self._exploring.after_step(dones)
         copy_into(self._obs, obs)
         num_bad = buffer.end(self.num_steps)
         returns_and_lens, num_ended = self._running.ended()
@@ -406,11 +406,14 @@ class TensorStepper(Stepper):
     # -- state ---
 
     def get_state(self) -> dict[str, Any]:
-        return {
+        state = {
             "env": self._env_state() if self.episodes.is_begun else None,
             "returns": self._gather_rows(self._running.returns.cpu().numpy().copy()),
             "lengths": self._gather_rows(self._running.lengths.cpu().numpy().copy()),
         }
+        if self._exploring is not None:
+            state["exploring"] = self._exploring.get_state(self._gather_rows)
+        return state
 
     def _env_state(self) -> dict[str, Any] | None:
         """Return the environments' state with the rows of all ranks; None if they do not support saving it."""
@@ -448,6 +451,8 @@ class TensorStepper(Stepper):
         copy_into(self._obs, self.tensors.get_observations())
         self._running.returns.copy_(self.share.of(torch.from_numpy(np.array(state["returns"]))))
         self._running.lengths.copy_(self.share.of(torch.from_numpy(np.array(state["lengths"]))))
+        if self._exploring is not None and "exploring" in state:
+            self._exploring.set_state(state["exploring"], self.share)
         self.episodes.is_begun = True
 
 

@@ -19,6 +19,7 @@ class EnvRunnersOptions(TypedDict, total=False):
     explore: bool
     exploration: Literal["epsilon", "normal", "ou", "gsde", "noisy"] | None
     exploration_config: dict[str, Any]
+    allow_host: bool
     step_timeout: float | None
     sample_timeout_s: float
     max_requests_in_flight_per_env_runner: int

@@ -140,7 +140,8 @@ def test_other_algorithms_take_tensor_environments_through_the_host(name):
     from lockstep import get_config
 
     config = get_config(name).environment("tensor/CartPole-v1")
-    config.env_runners(num_envs_per_env_runner=32).framework(device="cuda").evaluation(evaluation_interval=0)
+    config.env_runners(num_envs_per_env_runner=32, allow_host=True).framework(device="cuda")
+    config.evaluation(evaluation_interval=0)
     config.replay(learning_starts=128, capacity=4096).reporting(total_steps=2048, steps_per_epoch=512)
     trainer = config.build_trainer()
     trainer.run()

@@ -13,13 +13,24 @@ from host_waits import HostWaitError, NoWaits
 from parts import fast_if
 from tensor_trees import TreeCartPole
 
-from lockstep import A2CConfig, PPOConfig
+from lockstep import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig
+from lockstep.connectors import ClipRewards, Connector
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import map_tree, rows_of
 from lockstep.envs.tensor import make_tensor_env
 from lockstep.learner.minibatches import UpdateOptions
 
 T, B = 16, 8
+
+
+class HalfOfEach(Connector):
+    """Changes each column that a connector may change, in torch."""
+
+    on_device = True
+
+    def __call__(self, data: Any) -> Any:
+        halves = {name: 0.5 * data[name] for name in ("obs", "new_obs")}
+        return {**data, **halves, "rewards": data["rewards"].clamp(-0.3, 0.3) - 0.1}
 
 
 def config_of(
@@ -101,8 +112,24 @@ CASES = {
         config_of, env_id="tensor/Pendulum-v1", minibatch_size=32, num_epochs=2, normalize=True, normalize_rewards=True
     ),
     "ppo, a tree": partial(config_of, env_id=TreeCartPole, minibatch_size=32, num_epochs=2, normalize=True),
+    "ppo, own connectors, rewards normalised": partial(
+        config_of,
+        minibatch_size=32,
+        num_epochs=2,
+        normalize=True,
+        normalize_rewards=True,
+        learner_connector=lambda *_: [HalfOfEach(), ClipRewards(0.0, 0.15)],
+    ),
     "a2c": partial(config_of, A2CConfig),
     "a2c, rewards normalised": partial(config_of, A2CConfig, normalize_rewards=True),
+    "impala": partial(config_of, IMPALAConfig, minibatch_size=32, num_epochs=2, lambda_=0.9),
+    "impala, a box, not corrected, rewards normalised": partial(
+        config_of, IMPALAConfig, env_id="tensor/Pendulum-v1", vtrace=False, normalize_rewards=True
+    ),
+    "appo": partial(config_of, APPOConfig, minibatch_size=32, num_epochs=2, vtrace_clip_pg_rho_threshold=None),
+    "appo, a penalty": partial(
+        config_of, APPOConfig, minibatch_size=32, num_epochs=2, use_kl_loss=True, target_network_update_freq=1, tau=0.5
+    ),
 }
 FAST_CASES = {*list(CASES)[::3], "ppo, a tree"}
 EACH_CASE = pytest.mark.parametrize("case", fast_if(FAST_CASES.__contains__, CASES))

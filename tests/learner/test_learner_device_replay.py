@@ -16,6 +16,7 @@ from stand_in_graph import use_stand_ins
 from tensor_trees import TreeCartPole, TreePendulum
 
 from lockstep import get_config
+from lockstep.connectors import ClipRewards, ScaleRewards
 from lockstep.data import SampleBatch
 from lockstep.data.trees import leaves, map_tree
 from lockstep.learner.minibatches import UpdateOptions
@@ -43,6 +44,10 @@ CASES = {
     "sac, choices": partial(config_of, "sac", "tensor/CartPole-v1"),
     "sac, a fixed temperature": partial(config_of, "sac", alpha=0.2),
     "sac, a tree": partial(config_of, "sac", TreePendulum),
+    "sac, gsde": lambda: config_of("sac").env_runners(exploration="gsde"),
+    "sac, connectors of train columns": partial(
+        config_of, "sac", learner_connector=lambda *_: [ScaleRewards(0.1), ClipRewards(-0.5, -0.1)]
+    ),
     "td3": partial(config_of, "td3", policy_delay=3),
     "td3, rewards of three steps": lambda: config_of("td3", policy_delay=3).replay(n_step=3),
     **{name: partial(config_of, name) for name in OTHERS if takes(name, "box")},
@@ -52,6 +57,7 @@ CASES = {
         if not takes(name, "box")
     },
 }
+CASES["dqn, noisy weights"] = lambda: config_of("dqn", "tensor/CartPole-v1").env_runners(exploration="noisy")
 BETA = [[0, 0.4], [60 * B, 1.0]]
 
 
@@ -61,6 +67,9 @@ def by_priority(name: str, env_id: Any = "tensor/Pendulum-v1", n_step: int = 1, 
 
 BY_PRIORITY = {
     "sac, by priority": partial(by_priority, "sac"),
+    "sac, by priority, connectors of train columns": partial(
+        by_priority, "sac", learner_connector=lambda *_: ScaleRewards(0.1)
+    ),
     "td3, by priority": partial(by_priority, "td3", policy_delay=3),
     **{f"{name}, by priority": partial(by_priority, name) for name in OTHERS if takes(name, "box")},
     "dqn, by priority, a tree": partial(by_priority, "dqn", TreeCartPole, n_step=3),

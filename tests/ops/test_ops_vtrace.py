@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from parts import examples
 
 from lockstep.ops import gae, lambda_returns, vtrace
+from lockstep.ops.device_returns import tensor_vtrace
 
 LOG_RATIOS = np.log(np.array([0.5, 2.0, 1.0]))
 REWARDS = np.ones(3)
@@ -20,6 +22,14 @@ NEXT_VALUES = np.array([1.0, 3.0, 6.0])
 NONE = np.zeros(3, dtype=bool)
 
 
+def vtrace_of_tensors(log_ratios, rewards, values, next_values, terminateds, truncateds, **options):
+    """Return the results of `tensor_vtrace` as arrays, for the arguments of `vtrace`."""
+    columns = (log_ratios, rewards, values, next_values, terminateds, terminateds | truncateds)
+    results = tensor_vtrace(*(torch.tensor(column) for column in columns), **options)
+    return tuple(result.numpy() for result in results)
+
+
+@pytest.mark.parametrize("vtrace", [vtrace, vtrace_of_tensors])
 @pytest.mark.parametrize(
     "limits, expected_vs, expected_advantages",
     [
@@ -27,13 +37,14 @@ NONE = np.zeros(3, dtype=bool)
         ({"clip_rho": 1.5, "clip_c": 1.0, "clip_pg_rho": 3.0}, [2.4375, 3.75, 4.0], [0.4375, 4.0, 1.0]),
     ],
 )
-def test_vtrace_written_out(limits, expected_vs, expected_advantages):
+def test_vtrace_written_out(vtrace, limits, expected_vs, expected_advantages):
     vs, pg_advantages = vtrace(LOG_RATIOS, REWARDS, VALUES, NEXT_VALUES, NONE, NONE, gamma=0.5, **limits)
     np.testing.assert_allclose(vs, expected_vs, rtol=1e-15)
     np.testing.assert_allclose(pg_advantages, expected_advantages, rtol=1e-15)
 
 
-def test_vtrace_written_out_with_ends():
+@pytest.mark.parametrize("vtrace", [vtrace, vtrace_of_tensors])
+def test_vtrace_written_out_with_ends(vtrace):
     """Row 0 terminated (its next value is not read), row 1 truncated with a final value of 3."""
     terminateds, truncateds = np.array([True, False, False]), np.array([False, True, False])
     next_values = np.array([np.nan, 3.0, 6.0])
@@ -96,6 +107,15 @@ def test_vtrace_kernel_equals_the_sum_of_the_paper(trace, gamma, lambda_, limits
     expected = plain_vtrace(*trace[:4], trace[4:], gamma, lambda_, finite)
     np.testing.assert_allclose(found[0], expected[0], atol=1e-11)
     np.testing.assert_allclose(found[1], expected[1], atol=1e-11)
+
+
+@examples(100)
+@given(trace=traces(), gamma=unit, lambda_=unit, limits=st.tuples(limit, limit, limit), weighted=st.booleans())
+def test_vtrace_of_tensors_equals_the_kernel(trace, gamma, lambda_, limits, weighted):
+    clips = dict(zip(("clip_rho", "clip_c", "clip_pg_rho"), limits))
+    options = {"gamma": gamma, "lambda_": lambda_, "weighted": weighted, **clips}
+    for found, expected in zip(vtrace_of_tensors(*trace, **options), vtrace(*trace, **options)):
+        np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
 @examples(60)

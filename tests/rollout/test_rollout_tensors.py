@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from typing import Any
 
 import numpy as np
@@ -9,13 +11,15 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from lockstep import A2CConfig, DQNConfig, PPOConfig
+from lockstep import A2CConfig, APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, REINFORCEConfig
 from lockstep.algorithms.ppo import PPOLearner
+from lockstep.builder.tensor_collectors import HOST_RULES
+from lockstep.connectors import ClipRewards, Connector
 from lockstep.envs import make_vector
 from lockstep.envs.tensor import CartPole, TensorBoundary, make_tensor_env
 from lockstep.rollout import Collector, MalformedBufferError, TensorCollector
 from lockstep.rollout.tensor_episodes import compact_columns
-from lockstep.trainer import OnpolicyTrainer
+from lockstep.trainer import Callback, OnpolicyTrainer
 
 T, B = 24, 8
 
@@ -135,24 +139,104 @@ class OwnBatch(PPOLearner):
 
 
 @pytest.mark.parametrize(
-    ("config", "kind"),
+    "config",
     [
-        (ppo_config(), TensorCollector),
-        (ppo_config().training(learner_class=OwnLoss), TensorCollector),
-        (ppo_config().training(learner_class=OwnBatch), Collector),
-        (config_of(A2CConfig), TensorCollector),
-        (ppo_config().environment(normalize_observations=True), TensorCollector),
-        (ppo_config().environment(normalize_rewards=True), TensorCollector),
-        (ppo_config().environment(frame_stack=2), Collector),
-        (ppo_config().rl_module(model_config={"recurrent": "lstm"}), Collector),
-        (ppo_config().env_runners(batch_mode="complete_episodes", rollout_fragment_length=None), Collector),
-        (config_of(DQNConfig), TensorCollector),
-        (config_of(DQNConfig).replay(prioritized=True), TensorCollector),
-        (config_of(DQNConfig).environment(normalize_rewards=True), Collector),
+        ppo_config(),
+        ppo_config().training(learner_class=OwnLoss),
+        config_of(A2CConfig),
+        config_of(IMPALAConfig),
+        config_of(APPOConfig),
+        ppo_config().environment(normalize_observations=True),
+        ppo_config().environment(normalize_rewards=True),
+        ppo_config().training(learner_connector=lambda *_: ClipRewards()),
+        config_of(DQNConfig),
+        config_of(DQNConfig).replay(prioritized=True),
     ],
 )
-def test_what_the_device_cannot_do_goes_through_the_host(config, kind):
-    assert type(config.build_collector()).__mro__.count(kind)
+def test_steps_stay_on_the_device_without_a_warning(config):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert isinstance(config.build_collector(), TensorCollector)
+        assert isinstance(config.env_runners(allow_host=True).build_collector(), TensorCollector)
+
+
+class OwnConnector(Connector):
+    """Does not say that it consists of operations on tensors."""
+
+    def __call__(self, data: Any) -> Any:
+        return data
+
+
+def shifted(_: Any, __: Any) -> Any:
+    """Return a connector that changes observations before their statistics."""
+    return OwnConnector()
+
+
+def with_statistics(config: Any) -> Any:
+    return config.environment(normalize_observations=True).env_runners(env_to_module_connector=shifted)
+
+
+NEEDS_HOST = {
+    "this algorithm": lambda: config_of(REINFORCEConfig),
+    "training(learner_class=...)": lambda: ppo_config().training(learner_class=OwnBatch),
+    "rl_module(model_config={'recurrent': ...})": lambda: ppo_config().rl_module(model_config={"recurrent": "lstm"}),
+    "environment(normalize_observations=..., normalize_rewards=...)": lambda: config_of(DQNConfig).environment(
+        normalize_rewards=True
+    ),
+    "environment(normalize_observations=...)": lambda: with_statistics(ppo_config()),
+    "replay(ignore_obs_next=True)": lambda: config_of(DQNConfig).replay(ignore_obs_next=True),
+    "replay(storage=...)": lambda: config_of(DQNConfig).replay(storage="memmap"),
+    "environment(frame_stack=...)": lambda: ppo_config().environment(frame_stack=2),
+    "training(learner_connector=...)": lambda: ppo_config().training(learner_connector=lambda *_: OwnConnector()),
+    "training(intrinsic_reward=...)": lambda: ppo_config().training(intrinsic_reward="rnd"),
+    "env_runners(batch_mode='complete_episodes')": lambda: ppo_config().env_runners(
+        batch_mode="complete_episodes", rollout_fragment_length=None
+    ),
+    "callbacks(...)": lambda: ppo_config().callbacks(WatchesEpisodes),
+}
+"""A configuration with each feature that needs the host."""
+ELSEWHERE = {
+    "learners(num_learners=...)",
+    "env_runners(num_env_runners=...)",
+    "env_runners(exploration=...)",
+    "replay(her=True)",
+    "replay(learning_starts=...)",
+}
+"""Features whose configurations need other processes, environments or classes."""
+
+
+class WatchesEpisodes(Callback):
+    def on_episode_end(self, episode: Any, env_index: int) -> None:
+        pass
+
+
+def test_each_rule_of_what_needs_the_host_is_tried():
+    assert {rule.feature for rule in HOST_RULES} == {*NEEDS_HOST, *ELSEWHERE}
+
+
+@pytest.mark.parametrize("feature", NEEDS_HOST)
+def test_what_the_device_cannot_do_is_refused_by_name(feature):
+    """Unless it is allowed, with a warning that has the same words."""
+    (rule,) = (rule for rule in HOST_RULES if rule.feature == feature)
+    words = re.escape(f"{feature}: {rule.reason}")
+    with pytest.raises(ValueError, match=f"copies the steps of .*{words}.*allow_host=True"):
+        NEEDS_HOST[feature]().build_collector()
+    with pytest.warns(UserWarning, match=f"copies the steps of .*{words}.*allow_host=True"):
+        collector = NEEDS_HOST[feature]().env_runners(allow_host=True).build_collector()
+    assert type(collector) is Collector
+
+
+def test_all_reasons_are_named_at_once():
+    config = ppo_config().environment(frame_stack=2).training(intrinsic_reward="rnd")
+    with pytest.raises(ValueError, match=r"'tensor/CartPole-v1' .*frame_stack.*intrinsic_reward"):
+        config.build_collector()
+
+
+def test_a_run_through_the_host_trains():
+    with pytest.warns(UserWarning, match="frame_stack"):
+        trainer = ppo_config().environment(frame_stack=2).env_runners(allow_host=True).build_trainer()
+    next(trainer)
+    assert trainer.gradient_step > 0
 
 
 def test_a_run_is_resumed_bit_for_bit(tmp_path):

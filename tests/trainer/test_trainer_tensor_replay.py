@@ -115,13 +115,16 @@ def test_noise_on_actions_follows_its_schedule():
         lambda config: config.environment(config.environment.env, frame_stack=2),
         lambda config: config.environment(config.environment.env, normalize_observations=True),
         lambda config: config.environment(config.environment.env, normalize_rewards=True),
-        lambda config: config.env_runners(exploration="ou"),
         lambda config: config.rl_module(model_config={"hiddens": (16,), "recurrent": "lstm"}),
     ],
-    ids=["ignore_obs_next", "memmap", "stacks", "observations", "rewards", "ou", "memory"],
+    ids=["ignore_obs_next", "memmap", "stacks", "observations", "rewards", "memory"],
 )
-def test_what_the_device_cannot_do_goes_through_the_host(change):
-    trainer = change(config_of()).build_trainer()
+def test_what_the_device_cannot_do_goes_through_the_host_if_allowed(change):
+    config = change(config_of())
+    with pytest.raises(ValueError, match="allow_host=True"):
+        config.build_trainer()
+    with pytest.warns(UserWarning, match="copies the steps"):
+        trainer = config.env_runners(allow_host=True).build_trainer()
     assert type(trainer.collector) is Collector
     assert isinstance(trainer.buffer, ReplayBuffer)
 
@@ -259,7 +262,9 @@ def test_samples_of_large_observations_are_drawn_one_after_the_other(monkeypatch
 
 def test_a_checkpoint_of_the_host_is_refused():
     trainer = steps(config_of().build_trainer(), 3)
-    host = steps(config_of(ignore_obs_next=True).build_trainer(), 3)
+    with pytest.warns(UserWarning, match="ignore_obs_next"):
+        host = config_of(ignore_obs_next=True).env_runners(allow_host=True).build_trainer()
+    steps(host, 3)
     with pytest.raises(ValueError, match="is of another buffer"):
         trainer.buffer.set_state(host.buffer.checkpoint_state())
 

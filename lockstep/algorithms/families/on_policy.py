@@ -25,7 +25,7 @@ from lockstep.learner.sequences import SequenceRows, evaluate_sequences
 from lockstep.modules import RLModule
 from lockstep.modules.action_dist import ActionDist
 from lockstep.ops import gae, vtrace
-from lockstep.ops.device_returns import tensor_gae
+from lockstep.ops.device_returns import tensor_gae, tensor_vtrace
 from lockstep.ops.fused_losses import GlobalReduction, can_fuse_ppo, load_ppo_kernel, moments, ppo_loss
 from lockstep.options.schedules import ScheduleLike
 from lockstep.options.section import ConfigT, option
@@ -113,8 +113,9 @@ class EvaluatedRollout:
     bootstrap_obs: Tree = None
     """Observations from which returns are bootstrapped, after the observation pipeline: tensors of shape [K, ...]. They
     follow the last row of an episode that was truncated, or that had not ended when the collect did. None for K = 0."""
-    rewards: np.ndarray | None = None
-    """Rewards [T, B] after the learner connectors, which process whole batches. None without learner connectors."""
+    rewards: Any = None
+    """Rewards [T, B] after the learner connectors, which process whole batches: a tensor for a rollout of tensors, else
+    an array, or None without learner connectors."""
     critic_obs: Tensor | None = None
     """Observations [T * B, ...] of a centralised critic."""
 
@@ -206,21 +207,14 @@ class OnPolicyLearner(Learner[Training]):
         the device.
         """
         module = self.module[module_id]
-        shape = rollout.shape
-
-        def inputs(obs: Tree) -> TensorColumns:
-            rows = map_tree(lambda leaf: leaf.flatten(0, 1), obs)
-            return {Columns.OBS: map_tree(self.to_tensor, self.connectors[module_id].obs(rows))}
-
-        batch = inputs(rollout.obs)
-        actions = self.to_tensor(rollout.actions.flatten(0, 1))
-        out = module.forward_train(batch)
+        obs, actions, next_obs, rewards = self._read_on_device(module_id, rollout)
+        out = module.forward_train({Columns.OBS: obs})
         dist_inputs = out[Columns.ACTION_DIST_INPUTS]
-        values = self.to_tensor(out[Columns.VF_PREDS]).view(shape)
-        next_values = self.to_tensor(module.compute_values(inputs(rollout.next_obs))).view(shape)
+        values = self.to_tensor(out[Columns.VF_PREDS]).view(rollout.shape)
+        next_values = self.to_tensor(module.compute_values({Columns.OBS: next_obs})).view(rollout.shape)
         logp = module.action_dist_cls.from_inputs(dist_inputs).log_prob(actions)
         return EvaluatedRollout(
-            obs=batch[Columns.OBS],
+            obs=obs,
             actions=actions,
             action_dist_inputs=dist_inputs,
             action_logp=logp,
@@ -229,7 +223,32 @@ class OnPolicyLearner(Learner[Training]):
             old_values=values.reshape(-1),
             values=values,
             next_values=next_values,
+            rewards=rewards,
         )
+
+    def _read_on_device(self, module_id: str, rollout: TensorRollout) -> tuple[Tree, Tensor, Tree, Tensor]:
+        """Apply the connectors to a rollout of tensors.
+
+        Returns observations, actions and next observations, `[T * B, ...]` each, and rewards `[T, B]`.
+        """
+        connectors = self.connectors[module_id]
+
+        def network_obs(obs: Tree) -> Tree:
+            rows = map_tree(lambda leaf: leaf.flatten(0, 1), obs)
+            return map_tree(self.to_tensor, connectors.obs(rows))
+
+        columns: TensorColumns = {
+            Columns.OBS: network_obs(rollout.obs),
+            Columns.ACTIONS: self.to_tensor(rollout.actions.flatten(0, 1)),
+            Columns.REWARDS: self.to_tensor(connectors.learning_rewards_on_device(rollout)).flatten(),
+            Columns.NEXT_OBS: network_obs(rollout.next_obs),
+            Columns.TERMINATEDS: rollout.terminateds.flatten(),
+            Columns.TRUNCATEDS: rollout.cuts.flatten(),
+        }
+        columns = connectors.train_columns(columns)
+        # In the dtype of the environments, in which the host keeps rewards as well.
+        rewards = columns[Columns.REWARDS].to(rollout.rewards.dtype).view(rollout.shape)
+        return columns[Columns.OBS], columns[Columns.ACTIONS], columns[Columns.NEXT_OBS], rewards
 
     def _read(self, module_id: str, trajectories: Trajectories) -> tuple[Tree, Tensor, Tree, np.ndarray | None]:
         """Apply the connectors to a rollout, and return observations, actions, bootstrap observations and rewards.
@@ -272,7 +291,7 @@ class OnPolicyLearner(Learner[Training]):
 
     def _rewards(self, module_id: str, trajectories: Trajectories, evaluated: EvaluatedRollout) -> np.ndarray:
         """Return the rewards `[T, B]` for advantages and targets, with the intrinsic reward for novelty, if any."""
-        rewards = evaluated.rewards
+        rewards: np.ndarray | None = evaluated.rewards
         if rewards is None:
             rewards = self.connectors[module_id].learning_rewards(trajectories)
         novelty = self.novelty_of(module_id)
@@ -351,9 +370,11 @@ class OnPolicyLearner(Learner[Training]):
         return torch.where(recorded.isnan(), computed, recorded)
 
     @torch.no_grad()
-    def dist_inputs_of(self, module: RLModule, trajectories: Trajectories, evaluated: EvaluatedRollout) -> Tensor:
+    def dist_inputs_of(
+        self, module: RLModule, trajectories: Trajectories | TensorRollout, evaluated: EvaluatedRollout
+    ) -> Tensor:
         """Return the action distribution inputs `[T * B, D]` of another module, such as a target network."""
-        if module.is_stateful():
+        if module.is_stateful() and not trajectories.is_on_device:
             # `evaluated.sequences` has the states of the trained module. This module computes its own ones.
             out = evaluate_sequences(self.to_tensor, module, trajectories, evaluated.obs, evaluated.bootstrap_obs)[0]
         else:
@@ -397,7 +418,7 @@ class OnPolicyLearner(Learner[Training]):
         options: Any = self.config_of(module_id)
         values = evaluated.values
         advantages, targets = tensor_gae(
-            self.to_tensor(self.connectors[module_id].learning_rewards_on_device(rollout)),
+            evaluated.rewards,
             values,
             evaluated.next_values,
             rollout.terminateds,
@@ -406,20 +427,13 @@ class OnPolicyLearner(Learner[Training]):
             lambda_=options.lambda_,
         )
 
-        explained: float | Tensor
-        if rollout.share.number > 1:  # number of ranks; each of them has a share of the environments
-            host_values = values.detach().flatten().cpu().numpy()
-            host_targets = targets.detach().flatten().cpu().numpy()
-            explained = self.reducer.explained_variance(host_values, host_targets)
-        else:
-            explained = 1.0 - (targets - values).var(correction=0) / targets.var(correction=0)
-        self.log_for_update(module_id, vf_explained_var=explained)
+        self._log_explained_variance_on_device(module_id, rollout, values, targets)
         return self.to_tensor(advantages.reshape(-1)), self.to_tensor(targets.reshape(-1))
 
     def vtrace_advantages(
         self,
         module_id: str,
-        trajectories: Trajectories,
+        trajectories: Trajectories | TensorRollout,
         evaluated: EvaluatedRollout,
         *,
         target_logp: Tensor | None = None,
@@ -443,20 +457,37 @@ class OnPolicyLearner(Learner[Training]):
         log_ratios = torch.zeros_like(evaluated.old_logp)
         if options.vtrace:
             log_ratios = target_logp - evaluated.old_logp
-        targets, advantages = vtrace(
-            log_ratios.cpu().numpy().reshape(trajectories.shape),
-            self._rewards(module_id, trajectories, evaluated),
-            evaluated.values,
-            evaluated.next_values,
-            trajectories.terminateds,
-            trajectories.cuts,
-            gamma=options.gamma,
-            lambda_=options.lambda_,
-            clip_rho=options.vtrace_clip_rho_threshold,
-            clip_pg_rho=options.vtrace_clip_pg_rho_threshold,
-            weighted=weighted,
-        )
-        self._log_explained_variance(module_id, trajectories, evaluated.values, targets)
+        coefficients: dict[str, Any] = {
+            "gamma": options.gamma,
+            "lambda_": options.lambda_,
+            "clip_rho": options.vtrace_clip_rho_threshold,
+            "clip_pg_rho": options.vtrace_clip_pg_rho_threshold,
+            "weighted": weighted,
+        }
+        targets: Any
+        advantages: Any
+        if trajectories.is_on_device:
+            targets, advantages = tensor_vtrace(
+                log_ratios.view(trajectories.shape),
+                evaluated.rewards,
+                evaluated.values,
+                evaluated.next_values,
+                trajectories.terminateds,
+                trajectories.cuts,
+                **coefficients,
+            )
+            self._log_explained_variance_on_device(module_id, trajectories, evaluated.values, targets)
+        else:
+            targets, advantages = vtrace(
+                log_ratios.cpu().numpy().reshape(trajectories.shape),
+                self._rewards(module_id, trajectories, evaluated),
+                evaluated.values,
+                evaluated.next_values,
+                trajectories.terminateds,
+                trajectories.cuts,
+                **coefficients,
+            )
+            self._log_explained_variance(module_id, trajectories, evaluated.values, targets)
         return self.to_tensor(advantages.reshape(-1)), self.to_tensor(targets.reshape(-1))
 
     def _log_explained_variance(
@@ -470,6 +501,22 @@ class OnPolicyLearner(Learner[Training]):
         # Without own rows the learner has a stand-in (rows copied from another learner), which must not count.
         has_own_rows = self.rows_in_step > 0
         explained = self.reducer.explained_variance(row_values, row_targets, counts=has_own_rows)
+        self.log_for_update(module_id, vf_explained_var=explained)
+
+    def _log_explained_variance_on_device(
+        self, module_id: str, rollout: TensorRollout, values: Tensor, targets: Tensor
+    ) -> None:
+        """Log the explained share of the value targets' variance for values and targets `[T, B]` on a device.
+
+        The host does not wait for the device, unless several ranks share the rollout.
+        """
+        explained: float | Tensor
+        if rollout.share.number > 1:  # number of ranks; each of them has a share of the environments
+            host_values = values.detach().flatten().cpu().numpy()
+            host_targets = targets.detach().flatten().cpu().numpy()
+            explained = self.reducer.explained_variance(host_values, host_targets)
+        else:
+            explained = 1.0 - (targets - values).var(correction=0) / targets.var(correction=0)
         self.log_for_update(module_id, vf_explained_var=explained)
 
     def rows_to_train(

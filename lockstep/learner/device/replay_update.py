@@ -215,11 +215,13 @@ class ReplayUpdate(DeviceUpdate):
         return self._network_inputs(module_id, self.sample(replay, num_rows)) | self.noise(module_id, num_rows)
 
     def _network_inputs(self, module_id: str, columns: TensorColumns) -> TensorColumns:
-        """Return the columns with observations after their connectors, in the learner's dtype."""
-        pipeline = self.learner.connectors[module_id].obs
-        columns |= {name: pipeline(columns[name]) for name in (Columns.OBS, Columns.NEXT_OBS)}
-        inputs: TensorColumns = map_tree(self.learner.to_tensor, columns)
-        return inputs
+        """Return the columns after the connectors of observations and of train columns, in the learner's dtype."""
+        connectors = self.learner.connectors[module_id]
+        columns |= {name: connectors.obs(columns[name]) for name in (Columns.OBS, Columns.NEXT_OBS)}
+        tensors: TensorColumns = map_tree(self.learner.to_tensor, columns)
+        # No loss reads the indices of the rows, so connectors do not get them.
+        kept = {name: tensors.pop(name) for name in (Columns.BATCH_INDEXES,) if name in tensors}
+        return connectors.train_columns(tensors) | kept
 
     def _steps_on_share(self, module_id: str, replay: SampledBuffer, num_steps: int, batch_size: int) -> ReplayOutcome:
         """Take all gradient steps on a buffer that several ranks have together.
