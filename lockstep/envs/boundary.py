@@ -273,6 +273,11 @@ class VectorBoundary(ABC):
         """Return the environment of each row, or this vector B times if they are not in this process one by one."""
         return [self] * self.num_envs
 
+    def take_log(self) -> dict[str, tuple[float, int]]:
+        """Return the values that the environments logged in steps since the last call, by name: their mean and their
+        number."""
+        return {}
+
     @abstractmethod
     def keep_infos(self) -> None:
         """Record the infos of all rows in `infos` from the next reset or step on."""

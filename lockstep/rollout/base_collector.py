@@ -19,6 +19,7 @@ from lockstep.rollout.callbacks import EnvironmentCallback, EnvironmentEvents
 from lockstep.rollout.protocols import CollectorTraits, acting_parts
 from lockstep.rollout.stepper import CHUNK, StepMode, Stepper
 from lockstep.state.streams import RandomStreams
+from lockstep.tracking.metrics import Metrics
 from lockstep.tracking.statistics import CollectStats
 from lockstep.tracking.totals import Totals
 
@@ -373,9 +374,7 @@ class BaseCollector(CollectorTraits):
             if then is not None:
                 then()
             agent_statistics = stepper.end_collect()
-            logged: dict[str, Any] = {}
-            if self.events is not None:
-                logged = self.events.end_collect()
+            logged = self._end_metrics(stepper.take_log())
         except BaseException:
             # A learner must not train on a part of a collect, whose last episodes have no end. The environments may be
             # in the middle of a step, so the next collect resets them. This includes KeyboardInterrupt: in a notebook
@@ -403,6 +402,21 @@ class BaseCollector(CollectorTraits):
             **agent_statistics,
             **logged,
         )
+
+    def _end_metrics(self, log: Mapping[str, tuple[float, int]]) -> dict[str, Any]:
+        """Return the metrics of a collect, as arguments of `CollectStats`.
+
+        They are the values that callbacks have logged, and those of the environments (see `Stepper.take_log`).
+        """
+        if self.events is None and not log:
+            return {}
+        metrics = Metrics() if self.events is None else self.events.metrics
+        for name, (mean, number) in log.items():
+            # rsl_rl's names may begin with a slash.
+            metrics.log_value(name.strip("/"), mean, weight=number)
+        if self.events is None:
+            return metrics.statistics([metrics.take()])
+        return self.events.end_collect()
 
     def _collect_steps(self, n_step: int) -> None:
         """Run the stepper until `n_step` steps are collected.

@@ -164,6 +164,10 @@ class Stepper(ABC):
         Returns the statistics of single agents, as keyword arguments of `CollectStats`; empty for one agent.
         """
 
+    def take_log(self) -> dict[str, tuple[float, int]]:
+        """Return the values that the environments logged in this collect, by name: their mean and their number."""
+        return {}
+
     def ended_episodes(self) -> tuple[Any, Any]:
         """Return the returns and the lengths of the episodes that ended in this collect and count, `[E]` each."""
         return returns_and_lens([(episode.episode_return, episode.length) for episode in self.episodes.ended])

@@ -83,8 +83,9 @@ class TensorStepper(Stepper):
         self.tensors = env.tensors
         self._is_ours = isinstance(env.tensors, TensorEnv) and type(env.tensors).__module__.startswith("lockstep.")
         """Whether the environments are Lockstep's own, which write only into their own memory, and return new tensors.
-        Users' environments may write into the actions, which are stored after the step, or into the observations that
-        they returned before. They get, or leave behind, copies."""
+        Users' environments get a copy of the actions, which they may write into before the actions are stored."""
+        self._returns_copies = type(env.tensors).__module__.startswith("lockstep.")
+        """Whether the environments never write into observations that they have returned."""
         part = sole_part(policy)
         part.check_spaces(env.observation_space, env.action_space)
         network_device = next(part.module.parameters()).device
@@ -252,6 +253,9 @@ class TensorStepper(Stepper):
         all_lens = np.concatenate([part["lens"] for part in parts])[order]
         return all_returns, all_lens, sum(part["num_bad"] for part in parts)
 
+    def take_log(self) -> dict[str, tuple[float, int]]:
+        return self.tensors.take_log()
+
     def ended_episodes(self) -> tuple[Any, Any]:
         return self._ended_episodes
 
@@ -382,7 +386,7 @@ class TensorStepper(Stepper):
             env_actions = self._to_env(part, actions)
             if not self._is_ours:
                 env_actions = env_actions.clone()
-            if not self._is_ours and not self.tensors.gives_final_obs:
+            if not (self._returns_copies or self.tensors.gives_final_obs):
                 acted_on = map_tree(torch.Tensor.clone, obs)
             try:
                 obs, rewards, dones, extras = self.tensors.step(env_actions)

@@ -170,6 +170,10 @@ class VectorStepper(Stepper):
             self.memory.end_collect(self.store)
         return {}
 
+    def take_log(self) -> dict[str, tuple[float, int]]:
+        log: dict[str, tuple[float, int]] = self.env.take_log()
+        return log
+
     def abandon_collect(self) -> None:
         self.drop_after(self._first_row)
 

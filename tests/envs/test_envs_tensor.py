@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep import PPOConfig
-from lockstep.data.trees import leaves, map_tree, rows_of, trees_equal
+from lockstep.data.trees import leaves, map_tree, named_leaves, rows_of, trees_equal
 from lockstep.envs import TENSOR_ENVS, JaxEnv, RslRlEnv, TensorEnv, make_tensor_env, make_vector
 from lockstep.envs.tensor import CartPole, Pendulum, SingleTensorEnv, TensorVecEnv
 from lockstep.rollout import TensorCollector
@@ -428,25 +428,33 @@ def test_environments_in_each_form_of_rsl_rl_are_stepped(form):
     simulator = (LeggedGym if form == "legged_gym" else Simulator)(form)
     env = RslRlEnv(simulator)
     assert (env.num_envs, env.device, env.max_episode_length) == (3, torch.device("cpu"), 5)
-    assert env.single_observation_space.shape == (4,)
+    has_critic = form != "tensor"
+    shapes = {"policy": (4,), "critic": (8,)} if has_critic else {}
+    space = env.single_observation_space
+    assert {name: part.shape for name, part in space.spaces.items()} == shapes if has_critic else space.shape == (4,)
+    assert env.observation_groups == (
+        {"policy": ["policy"], "critic": ["critic"], "teacher": ["policy"], "intrinsic": ["policy"]}
+        if has_critic
+        else {}
+    )
     assert env.single_action_space.shape == (2,)
     assert not env.gives_final_obs
     assert not env.capturable
-    assert env.reset(seed=11).tolist() == [[0.0] * 4] * 3
+    first = env.reset(seed=11)
+    assert (first["policy"] if has_critic else first).tolist() == [[0.0] * 4] * 3
     assert simulator.seeds == [11]
-    has_critic = form != "tensor"
     results = []
     for step in range(1, 8):
-        obs, rewards, dones, extras = env.step(torch.ones(3, 2))
+        observed, rewards, dones, extras = env.step(torch.ones(3, 2))
+        obs = observed["policy"] if has_critic else observed
         results.append((obs, rewards))
         assert dones.dtype == torch.bool
         assert dones.tolist() == [step % length == 0 for length in (7, 3, 5)]
         assert extras["time_outs"].tolist() == [False, step % 3 == 0, False]
         assert "final_obs" not in extras
-        assert (env.critic_obs is not None) == has_critic
         if has_critic:
-            assert torch.equal(env.critic_obs, torch.cat((obs, obs), 1))
-        assert torch.equal(env.get_observations(), obs)
+            assert torch.equal(observed["critic"], torch.cat((obs, obs), 1))
+        assert trees_equal(env.get_observations(), observed)
     for step, (obs, rewards) in enumerate(results, 1):  # not overwritten by later steps
         assert obs[:, 0].tolist() == [step % length for length in (7, 3, 5)]
         assert rewards.tolist() == [2.0 * step] * 3
@@ -457,8 +465,6 @@ def test_environments_in_each_form_of_rsl_rl_are_stepped(form):
 def test_missing_methods_of_rsl_rls_interface_are_named():
     with pytest.raises(TypeError, match=r"Env has no .*num_actions|num_actions.*get_observations"):
         RslRlEnv(gym.make("CartPole-v1"))
-    with pytest.raises(ValueError, match=r"policy_group='actor'.*policy"):
-        RslRlEnv(Simulator("dict"), policy_group="actor")
     env = RslRlEnv(Simulator("tensor"))
     with pytest.raises(ValueError, match=r"\(3, 1\).*\(3, 2\)"):
         env.step(torch.zeros(3, 1))
@@ -472,6 +478,137 @@ def test_missing_methods_of_rsl_rls_interface_are_named():
             RslRlEnv(simulator).reset(seed=3)
     finally:
         Simulator.seed = kept
+
+
+@pytest.mark.parametrize(
+    ("obs_groups", "words"),
+    [
+        ({"actors": ["policy"]}, ["actors", "did you mean 'actor'"]),
+        ({"actor": []}, ["'actor'", "list"]),
+        ({"actor": "policy"}, ["'actor'", "list"]),
+        ({"critic": ["critik"]}, ["'critic'", "'critik'", "'critic'"]),
+        ({"actor": ["policy"], "student": ["critic"]}, ["two sets for the policy"]),
+    ],
+)
+def test_bad_sets_of_rsl_rl_are_refused_by_name(obs_groups, words):
+    with pytest.raises(ValueError) as error:
+        RslRlEnv(Simulator("dict"), obs_groups=obs_groups)
+    assert [word for word in words if word not in str(error.value)] == []
+
+
+def test_sets_for_an_environment_with_one_tensor_are_refused():
+    with pytest.raises(ValueError, match="are one tensor"):
+        RslRlEnv(Simulator("tensor"), obs_groups={"actor": ["policy"]})
+
+
+class Groups(Simulator):
+    """Observes the groups that it is given: their sizes, also in groups within groups."""
+
+    def __init__(self, **sizes):
+        self.sizes = sizes
+        super().__init__("groups")
+
+    def observed(self):
+        return self.of(self.sizes)
+
+    def of(self, sizes):
+        def entry(size):
+            return self.of(size) if isinstance(size, dict) else torch.zeros(3, size) + self.episode_length_buf[:, None]
+
+        return {name: entry(size) for name, size in sizes.items()}
+
+
+NESTED = {"sensors": {"left": 2, "right": 3}, "policy": 1}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "obs_groups", "expected"),
+    [
+        ({"a": 1, "b": 2}, None, {}),
+        ({"a": 1, "b": 2}, {"actor": ["b", "a"]}, {"policy": ["b", "a"]}),
+        ({"a": 1, "b": 2}, {"student": ["a"], "teacher": ["a", "b"]}, {"policy": ["a"], "teacher": ["a", "b"]}),
+        ({"a": 1, "b": 2}, {"policy": ["a"], "rnd_state": ["b"]}, {"policy": ["a"], "intrinsic": ["b"]}),
+        (
+            {"policy": 1, "critic": 2, "rnd_state": 3},
+            {"actor": ["critic"]},
+            {"policy": ["critic"], "critic": ["critic"], "intrinsic": ["rnd_state"], "teacher": ["policy"]},
+        ),
+        (
+            NESTED,
+            {"critic": ["sensors/left", "policy"], "teacher": ["sensors"]},
+            {
+                "policy": ["policy"],
+                "critic": ["sensors/left", "policy"],
+                "teacher": ["sensors"],
+                "intrinsic": ["policy"],
+            },
+        ),
+    ],
+)
+def test_sets_of_rsl_rl_become_groups_of_parts(sizes, obs_groups, expected):
+    """As rsl_rl resolves them: a set that is left out is the group of its name, or else the group "policy"."""
+    env = RslRlEnv(Groups(**sizes), obs_groups=obs_groups)
+    assert env.observation_groups == expected
+    assert make_vector(env).observation_groups == expected
+
+
+def test_groups_within_groups_are_entries_of_the_space():
+    env = RslRlEnv(Groups(**NESTED))
+    assert {path: leaf.shape for path, leaf in named_leaves("obs", env.get_observations())} == {
+        "obs/sensors/left": (3, 2),
+        "obs/sensors/right": (3, 3),
+        "obs/policy": (3, 1),
+    }
+    assert list(env.single_observation_space.spaces) == ["sensors", "policy"]
+    assert env.single_observation_space["sensors"]["right"].shape == (3,)
+    boundary = make_vector(env)
+    boundary.reset([0] * 3)
+    result = boundary.step(np.zeros((3, 2), np.float32))
+    assert result.obs["sensors"]["left"].tolist() == [[1.0, 1.0]] * 3
+
+
+@pytest.mark.parametrize("sizes", [{"a": 2, "b": 2}, {"a": 1}, {"a": 1, "b": {"c": 2}}])
+def test_groups_that_change_their_shapes_are_refused(sizes):
+    simulator = Groups(a=1, b=2)
+    env = RslRlEnv(simulator)
+    simulator.sizes = sizes
+    with pytest.raises(ValueError, match=r"Groups gave observations of the shapes .*'a'.*groups and shapes must not"):
+        env.step(torch.zeros(3, 2))
+
+
+def test_the_names_of_groups_of_version_02_still_work():
+    with pytest.warns(DeprecationWarning, match=r"policy_group='a'.*obs_groups=\{'actor': \['a'\]\}"):
+        env = RslRlEnv(Groups(a=1, b=2), policy_group="a")
+    assert env.observation_groups == {"policy": ["a"]}
+    with pytest.warns(DeprecationWarning, match="critic_group"):
+        env = RslRlEnv(Groups(policy=1, b=2), critic_group="b")
+    assert (env.observation_groups["policy"], env.observation_groups["critic"]) == (["policy"], ["b"])
+
+
+def test_entries_that_are_no_floats_keep_their_types():
+    class Kinds(Simulator):
+        def observed(self):
+            numbers = torch.zeros(3, 2)
+            kinds = {
+                "half": numbers.half(),
+                "double": numbers.double(),
+                "bytes": numbers.byte(),
+                "flags": numbers.bool(),
+            }
+            return {**kinds, "counts": numbers.long()}
+
+    env = RslRlEnv(Kinds("dict"))
+    dtypes = {name: part.dtype for name, part in env.single_observation_space.spaces.items()}
+    assert dtypes == {
+        "half": np.float32,
+        "double": np.float64,
+        "bytes": np.uint8,
+        "flags": np.bool_,
+        "counts": np.int64,
+    }
+    boundary = make_vector(env)
+    obs = boundary.reset([0] * 3)
+    assert all(rows_of(obs, row) in env.single_observation_space for row in range(3))
 
 
 def jax_counter(num_envs=3, final=True, **options):

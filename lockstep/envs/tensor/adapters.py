@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -13,30 +13,58 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from lockstep.data.trees import Tree, leaves, map_tree
+from lockstep.data.trees import Tree, leaves, map_tree, named_leaves
 from lockstep.envs.tensor.base import TensorVecEnv
+from lockstep.envs.tensor.step_log import StepLog
 from lockstep.options.checks import check_whole, suggestion
 
 RSL_RL_NAMES = ("num_envs", "num_actions", "max_episode_length", "episode_length_buf", "get_observations", "step")
 """Names of the methods and attributes of rsl_rl's interface."""
 
 
+OBSERVATION_SETS = {
+    "actor": "policy",
+    "student": "policy",
+    "policy": "policy",
+    "critic": "critic",
+    "teacher": "teacher",
+    "rnd_state": "intrinsic",
+}
+"""Our names of the parts of an algorithm, by the names of rsl_rl's observation sets. "policy" was once the name of
+"actor"."""
+
+
 class RslRlEnv(TensorVecEnv):
     """Adapter for environments with rsl_rl's interface, such as those of mjlab, Isaac Lab and Legged Gym.
 
-    Three generations of the interface are supported. Observations may be a tensor, or a dict or `TensorDict` with the
-    groups "policy" and optionally "critic", alone or in a tuple with extras. A step may return four values, or the five
-    of Legged Gym, of which the second are the critic's observations. These environments give no final observations, and
-    their state cannot be stored.
+    Each group of observations is an entry of a Dict observation space, also a group within a group.
+    `observation_groups` says which entries the parts of an algorithm see unless `rl_module(observation_groups=...)`
+    says otherwise. Values in `extras["log"]` (or `extras["episode"]`) are averaged over a collect, and are in its
+    metrics.
+
+    Three generations of the interface are supported. Observations are a `TensorDict`, a dict, or a tensor, alone or in
+    a tuple with extras. A tensor is the only observation or, if there are observations for the critic besides it, the
+    entry "policy" beside the entry "critic". A step may return four values, or the five of Legged Gym, of which the
+    second are the critic's observations. These environments give no final observations, and their state cannot be
+    stored.
 
     Args:
         env: The environment. An environment of Isaac Lab must be wrapped in its `RslRlVecEnvWrapper` first.
-        policy_group: Group of observations that the policy acts on.
-        critic_group: Group of observations for the critic, if there is one.
+        obs_groups: Groups of observations by observation set, as in rsl_rl's configuration of a runner:
+            `{"actor": ["proprio"], "critic": ["proprio", "heights"]}`. A group within a group is a path such as
+            `"sensors/left"`. As in rsl_rl, a set that is left out is the group of the same name if there is one,
+            otherwise the group "policy". If there is neither, it has all groups.
         single_action_space: Action space of one environment. Defaults to a Box without bounds.
+        policy_group: Deprecated; use `obs_groups={"actor": [policy_group]}`.
+        critic_group: Deprecated; use `obs_groups={"critic": [critic_group]}`.
+
+    Raises:
+        TypeError: The environment lacks a part of rsl_rl's interface.
+        ValueError: `obs_groups` has an unknown set, an empty list or a group that the environment does not have.
 
     Attributes:
-        critic_obs: The newest observations for the critic, or None.
+        observation_groups: Paths of entries of the observations by part of an algorithm: "policy", "critic", "teacher"
+            and "intrinsic". Empty if observations are one tensor.
     """
 
     gives_final_obs = False
@@ -45,9 +73,10 @@ class RslRlEnv(TensorVecEnv):
         self,
         env: Any,
         *,
-        policy_group: str = "policy",
-        critic_group: str = "critic",
+        obs_groups: Mapping[str, Sequence[str]] | None = None,
         single_action_space: spaces.Space | None = None,
+        policy_group: str | None = None,
+        critic_group: str | None = None,
     ) -> None:
         missing = [name for name in RSL_RL_NAMES if not hasattr(env, name)]
         if missing:
@@ -55,59 +84,98 @@ class RslRlEnv(TensorVecEnv):
                 f"{type(env).__name__} is not in the form of rsl_rl's VecEnv: it has no {', '.join(missing)}. Give the "
                 "environment in the wrapper that its library has for rsl_rl."
             )
+        obs_groups = dict(obs_groups or {})
+        for name, observation_set, group in (
+            ("policy_group", "actor", policy_group),
+            ("critic_group", "critic", critic_group),
+        ):
+            if group is not None:
+                warnings.warn(
+                    f"RslRlEnv({name}={group!r}) is deprecated; use obs_groups={{{observation_set!r}: [{group!r}]}}",
+                    DeprecationWarning,
+                    stacklevel=2,
+                )
+                obs_groups.setdefault(observation_set, [group])
         self.env = env
-        self.policy_group = policy_group
-        self.critic_group = critic_group
         self._privileged = getattr(env, "get_privileged_observations", lambda: None)  # Legged Gym
+        self._log = StepLog()
         self.num_envs = int(env.num_envs)
         # A number, or a tensor with one limit for each environment. The largest bounds all episodes.
         self.max_episode_length = int(torch.as_tensor(env.max_episode_length).max())
-        self.critic_obs: Tensor | None = None
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        """Shapes `[B, ...]` of the entries of the first observations by path. Later ones must have them too."""
         self._obs = self._current_observations()
-        self.device = self._obs.device
-        self.single_observation_space = spaces.Box(-np.inf, np.inf, tuple(self._obs.shape[1:]))
+        self._shapes = {path: tuple(leaf.shape) for path, leaf in named_leaves("", self._obs)}
+        self.device = next(leaves(self._obs)).device
+        self.single_observation_space = _space_of(self._obs)
         self.single_action_space = single_action_space or spaces.Box(-np.inf, np.inf, (int(env.num_actions),))
+        self.observation_groups = self._resolve(obs_groups)
 
-    def _current_observations(self) -> Tensor:
-        """Return the environment's current observations to act on, and set `critic_obs`."""
-        obs = self._split_groups(self.env.get_observations(), {})
-        privileged = self._privileged()
-        if privileged is not None:
-            self.critic_obs = privileged.clone()
-        return obs
+    def _resolve(self, obs_groups: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+        """Return the groups by our names, and groups of the same names for parts that are not configured."""
+        if not isinstance(self._obs, dict):
+            if obs_groups:
+                raise ValueError(f"obs_groups={obs_groups!r} is not allowed: the observations are one tensor")
+            return {}
+        known = _paths(self._obs)
+        groups: dict[str, list[str]] = {}
+        for name, paths in obs_groups.items():
+            if name not in OBSERVATION_SETS:
+                raise ValueError(f"obs_groups has the unknown set {name!r}; {suggestion(name, OBSERVATION_SETS)}")
+            if isinstance(paths, str) or not paths:
+                raise ValueError(f"obs_groups[{name!r}]={paths!r} is not allowed; it must be a list with group names")
+            for path in paths:
+                if path not in known:
+                    raise ValueError(
+                        f"obs_groups[{name!r}] has {path!r}, and the environment has no such group of observations; "
+                        f"{suggestion(path, known)}"
+                    )
+            part = OBSERVATION_SETS[name]
+            if groups.setdefault(part, list(paths)) != list(paths):
+                raise ValueError(
+                    f"obs_groups has two sets for the policy, with different groups: {obs_groups!r}; give the set of "
+                    "the policy that is trained"
+                )
+        for name, part in OBSERVATION_SETS.items():
+            # In the order of the table: a group "actor" comes before a group "policy".
+            if part not in groups and name in self._obs:
+                groups[part] = [name]
+        for part in dict.fromkeys(OBSERVATION_SETS.values()):
+            if part not in groups and "policy" in self._obs:
+                groups[part] = ["policy"]
+        return groups
 
-    def _split_groups(self, observations: Any, extras: Any) -> Tensor:
-        """Return the observations to act on, and set `critic_obs`.
+    def _current_observations(self) -> Tree:
+        """Return copies of the environment's current observations."""
+        return self._read(self.env.get_observations(), {}, self._privileged())
 
-        The returned tensor may be the environment's own; `critic_obs` is a copy.
+    def _read(self, observations: Tree, extras: Mapping[str, Any], privileged: Tensor | None) -> Tree:
+        """Return copies of observations as a tensor, or as a nested dict of tensors.
 
         Args:
             observations: Observations in any of the forms that the interface allows.
             extras: Extras of the step, which may have the critic's observations.
+            privileged: Legged Gym's observations for the critic, or None.
+
+        Raises:
+            ValueError: An entry is missing, or has another shape than in the first observations.
         """
         if isinstance(observations, tuple):
             observations, extras = observations
-        critic = None
         if isinstance(observations, Tensor):
-            policy = observations
-            if isinstance(extras, Mapping):
-                critic = extras.get("observations", {}).get(self.critic_group)
-        else:
-            names = list(observations.keys())
-            if self.policy_group not in names:
+            if privileged is None and isinstance(extras, Mapping):
+                privileged = extras.get("observations", {}).get("critic")
+            if privileged is not None:
+                observations = {"policy": observations, "critic": privileged}
+        tree = _copied(observations)
+        if self._shapes:
+            found = {path: tuple(leaf.shape) for path, leaf in named_leaves("", tree)}
+            if found != self._shapes:
                 raise ValueError(
-                    f"the environment has no group of observations policy_group={self.policy_group!r}; "
-                    f"{suggestion(self.policy_group, names)}"
+                    f"{type(self.env).__name__} gave observations of the shapes {_without_slash(found)}, and the first "
+                    f"ones had {_without_slash(self._shapes)}; groups and shapes must not change"
                 )
-            policy = observations[self.policy_group]
-            critic = observations[self.critic_group] if self.critic_group in names else None
-        if not isinstance(policy, Tensor):
-            raise ValueError(
-                f"the group of observations {self.policy_group!r} must be one tensor, not a {type(policy).__name__}: "
-                "have the environment join its terms."
-            )
-        self.critic_obs = None if critic is None else critic.clone()
-        return policy
+        return tree
 
     @property
     def episode_length_buf(self) -> Tensor:
@@ -118,7 +186,7 @@ class RslRlEnv(TensorVecEnv):
     def episode_length_buf(self, lengths: Tensor) -> None:
         self.env.episode_length_buf = lengths
 
-    def reset(self, seed: int | None = None) -> Tensor:
+    def reset(self, seed: int | None = None) -> Tree:
         """Begin a new episode everywhere and return its first observations; see `TensorVecEnv.reset`.
 
         An environment without a method `seed` was seeded when it was made; a seed then gives a warning. One without
@@ -133,18 +201,20 @@ class RslRlEnv(TensorVecEnv):
             )
         if hasattr(self.env, "reset"):
             self.env.reset()
+        self._log.forget()
         self._obs = self._current_observations()
         return self.get_observations()
 
-    def get_observations(self) -> Tensor:
-        return self._obs.clone()
+    def get_observations(self) -> Tree:
+        return map_tree(torch.Tensor.clone, self._obs)
 
-    def step(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+    def step(self, actions: Tensor) -> tuple[Tree, Tensor, Tensor, dict[str, Any]]:
         self.check_actions(actions)
         obs, *privileged, rewards, dones, extras = self.env.step(actions)
-        self._obs = self._split_groups(obs, extras)
-        if privileged and privileged[0] is not None:
-            self.critic_obs = privileged[0].clone()
+        self._obs = self._read(obs, extras, privileged[0] if privileged else None)
+        log = extras.get("episode", extras.get("log"))
+        if log:
+            self._log.add(log)
 
         dones = dones != 0  # some environments return integers
         # Missing without a time limit. Some environments change it only when an episode ends, so it counts only there.
@@ -153,11 +223,56 @@ class RslRlEnv(TensorVecEnv):
         rewards = rewards.to(torch.float32, copy=True)
         return self.get_observations(), rewards, dones, {**extras, "time_outs": time_outs}
 
+    def take_log(self) -> dict[str, tuple[float, int]]:
+        return self._log.take()
+
     def get_state(self) -> None:
         """Return None: these environments cannot give their state."""
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         raise ValueError(f"{type(self.env).__name__} cannot be put into a stored state: reset it.")
+
+
+def _copied(observations: Tree) -> Tree:
+    """Return copies of observations: a tensor, or a nested dict of tensors for a `TensorDict` or a dict.
+
+    Raises:
+        ValueError: An entry is neither.
+    """
+    if isinstance(observations, Tensor):
+        return observations.clone()
+    if not hasattr(observations, "keys"):
+        raise ValueError(
+            f"observations must be tensors, and dicts or TensorDicts of them, not a {type(observations).__name__}"
+        )
+    return {name: _copied(observations[name]) for name in observations.keys()}  # noqa: SIM118 - a TensorDict is no dict
+
+
+def _space_of(obs: Tree) -> spaces.Space[Any]:
+    """Return the space of one environment for observations `[B, ...]`."""
+    if isinstance(obs, dict):
+        return spaces.Dict([(name, _space_of(part)) for name, part in obs.items()])
+    shape = tuple(obs.shape[1:])
+    if obs.dtype == torch.bool:
+        return spaces.Box(0, 1, shape, np.bool_)
+    if obs.is_floating_point():
+        return spaces.Box(-np.inf, np.inf, shape, np.float64 if obs.dtype == torch.float64 else np.float32)
+    limits = torch.iinfo(obs.dtype)
+    return spaces.Box(limits.min, limits.max, shape, torch.empty(0, dtype=obs.dtype).numpy().dtype)
+
+
+def _paths(obs: Tree, above: str = "") -> list[str]:
+    """Return the paths of all entries of a nested dict, and of all dicts in it."""
+    if not isinstance(obs, dict):
+        return []
+    paths = []
+    for name, part in obs.items():
+        paths += [above + name, *_paths(part, f"{above}{name}/")]
+    return paths
+
+
+def _without_slash(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    return {path.removeprefix("/"): shape for path, shape in shapes.items()}
 
 
 JaxReset = Callable[[Any], tuple[Any, Any]]

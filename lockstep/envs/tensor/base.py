@@ -91,6 +91,10 @@ class TensorVecEnv(ABC):
                 f"{shape} on {self.device}"
             )
 
+    def take_log(self) -> dict[str, tuple[float, int]]:
+        """Return the values that were logged in steps since the last call, by name: their mean and their number."""
+        return {}
+
     def observations_before_step(self) -> Tree | None:
         """Return copies of the observations to act on, or None for environments that give final observations."""
         return None if self.gives_final_obs else map_tree(torch.Tensor.clone, self.get_observations())

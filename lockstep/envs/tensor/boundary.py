@@ -89,6 +89,15 @@ class TensorBoundary(VectorBoundary):
         self._result.obs = self._on_host(self.tensors.get_observations())
         return self._result.obs
 
+    @property
+    def observation_groups(self) -> dict[str, list[str]]:
+        """Entries of the observations by part of an algorithm, as the environments propose them."""
+        groups: dict[str, list[str]] = getattr(self.tensors, "observation_groups", {})
+        return groups
+
+    def take_log(self) -> dict[str, tuple[float, int]]:
+        return self.tensors.take_log()
+
     def keep_infos(self) -> None:
         """Do nothing: tensor environments have no infos."""
 

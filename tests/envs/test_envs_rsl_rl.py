@@ -1,0 +1,183 @@
+"""rsl_rl's own package next to Lockstep, on one small robot: rollouts, metrics, training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rsl_robot import LIMIT, NUM_ENVS, OBS_GROUPS, make_robot, make_runner
+
+from lockstep import PPOConfig
+from lockstep.envs import RslRlEnv
+from lockstep.envs.tensor.step_log import MAX_PENDING, StepLog
+from lockstep.ops.device_returns import tensor_gae
+from lockstep.rollout import Collector, TensorCollector
+
+T = 60
+"""vector steps of a rollout: several episodes, and some that have not ended"""
+
+
+def config_of(env: Any, num_steps: int = T) -> PPOConfig:
+    config = PPOConfig().environment(env).debugging(seed=1).evaluation(evaluation_interval=0)
+    config.env_runners(num_envs_per_env_runner=env.num_envs, rollout_fragment_length=num_steps)
+    config.training(train_batch_size=num_steps * env.num_envs, minibatch_size=num_steps * env.num_envs // 4)
+    config.framework(compile=False).rl_module(model_config={"hiddens": (32, 32)})
+    return config.reporting(total_steps=10**6, steps_per_epoch=num_steps * env.num_envs)
+
+
+def lockstep_rollout(actions: torch.Tensor, **robot: Any) -> tuple[Any, int]:
+    """Return the rollout of these actions `[T, B, 1]`, and the seed of its environments."""
+    collector = config_of(RslRlEnv(make_robot(**robot), obs_groups=OBS_GROUPS)).build_collector()
+    assert type(collector) is TensorCollector
+    recorded = iter(actions)
+    collector.stepper._act = lambda part, obs, explores=False: next(recorded)
+    seed = collector.stepper.streams.seed("env_reset/0")
+    collector.collect(n_step=T * NUM_ENVS)
+    return collector.buffer, seed
+
+
+def rsl_rl_storage(actions: torch.Tensor, seed: int, gamma: float) -> tuple[Any, Any]:
+    """Return the runner and its storage after one iteration with these actions, which learns nothing."""
+    robot = make_robot()
+    robot.seed(seed)
+    robot.reset()
+    runner = make_runner(robot, T, gamma=gamma)
+    recorded, act = iter(actions), runner.alg.act
+
+    def act_as_recorded(obs: Any) -> torch.Tensor:
+        act(obs)
+        runner.alg.transition.actions = next(recorded)
+        return runner.alg.transition.actions
+
+    runner.alg.act = act_as_recorded
+    runner.alg.update = dict  # no losses
+    runner.learn(1)
+    return runner, runner.alg.storage
+
+
+@pytest.fixture(scope="module")
+def actions() -> torch.Tensor:
+    """Some push a cart off its track."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(T, NUM_ENVS, 1, generator=generator) + torch.linspace(-1.0, 1.0, NUM_ENVS).unsqueeze(1)
+
+
+def test_one_list_of_actions_gives_rsl_rls_storage_and_an_equal_rollout(actions):
+    """Rewards, ends, time-outs, groups of observations, and the returns that are learned from."""
+    gamma = 0.9
+    rollout, seed = lockstep_rollout(actions)
+    runner, storage = rsl_rl_storage(actions, seed, gamma)
+    assert set(storage.observations.keys()) == set(rollout.obs) == {"proprio", "goal", "wind"}
+    for group, column in rollout.obs.items():
+        assert torch.equal(storage.observations[group], column), group
+    assert torch.equal(storage.actions, rollout.actions)
+    assert torch.equal(storage.dones.squeeze(-1).bool(), rollout.cuts)
+    time_outs = rollout.cuts & ~rollout.terminateds
+    assert time_outs.sum() > NUM_ENVS
+    assert rollout.terminateds.sum() > 5
+    # rsl_rl adds the value of what was acted on to the rewards of time-outs.
+    values = storage.values.squeeze(-1)
+    assert torch.equal(storage.rewards.squeeze(-1), rollout.rewards + gamma * (values * time_outs))
+
+    next_values = torch.stack([runner.alg.critic(obs).squeeze(-1) for obs in as_tensor_dicts(rollout.next_obs)])
+    advantages, targets = tensor_gae(
+        rollout.rewards, values, next_values.detach(), rollout.terminateds, rollout.cuts, gamma=gamma, lambda_=0.95
+    )
+    assert torch.allclose(targets, storage.returns.squeeze(-1), atol=1e-5)
+    normalised = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    assert torch.allclose(normalised, storage.advantages.squeeze(-1), atol=1e-4)
+
+
+def as_tensor_dicts(columns: dict[str, torch.Tensor]) -> list[Any]:
+    tensor_dict = pytest.importorskip("tensordict").TensorDict
+    return [tensor_dict({name: column[t] for name, column in columns.items()}, [NUM_ENVS]) for t in range(T)]
+
+
+def test_an_environment_may_return_the_same_tensors_in_each_step(actions):
+    rollout, _ = lockstep_rollout(actions)
+    other, _ = lockstep_rollout(actions, reuses=True)
+    for column in ("obs", "next_obs"):
+        for group, numbers in getattr(rollout, column).items():
+            assert torch.equal(getattr(other, column)[group], numbers)
+    assert torch.equal(rollout.next_obs["proprio"][rollout.cuts], rollout.obs["proprio"][rollout.cuts])
+
+
+@pytest.mark.parametrize("recurrent", [None, "gru"])
+def test_values_that_the_environment_logs_are_metrics_of_the_collect(recurrent):
+    """Averaged over all numbers of the collect, on the device and through the host."""
+    robot = make_robot()
+    config = config_of(RslRlEnv(robot, obs_groups=OBS_GROUPS), 24)
+    config.rl_module(model_config={"hiddens": (32, 32), "recurrent": recurrent})
+    trainer = config.build_trainer()
+    assert type(trainer.train_collector) is (Collector if recurrent else TensorCollector)
+    distances, falls, step = [], [], robot.step
+
+    def watch(actions: torch.Tensor) -> Any:
+        found = step(actions)
+        distances.append(found[3]["log"]["/distance"].clone())
+        falls.append(float(found[3]["log"]["Robot/falls"]))
+        return found
+
+    robot.step = watch
+    for _ in range(2):
+        distances.clear(), falls.clear()
+        _, stats, _ = next(trainer)
+        metrics = stats.train_collect_stat.metrics
+        assert metrics["distance"] == pytest.approx(float(torch.cat(distances).double().mean()), rel=1e-6)
+        assert metrics["Robot/falls"] == pytest.approx(np.mean(falls))
+        assert metrics["steps"] == 2.0
+    assert len(distances) == 24
+
+
+def test_a_step_log_weighs_each_number_and_is_bounded():
+    log = StepLog()
+    for step in range(3 * MAX_PENDING):
+        log.add({"rows": torch.full((2 + step % 2,), float(step % 2)), "number": step, "empty": torch.zeros(0)})
+        assert len(log._pending) < MAX_PENDING
+    found = log.take()
+    assert found == {
+        "rows": (pytest.approx(0.6), 3 * MAX_PENDING * 5 // 2),
+        "number": (pytest.approx((3 * MAX_PENDING - 1) / 2), 3 * MAX_PENDING),
+    }
+    assert log.take() == {}
+    log.add({"name": "walks"})
+    with pytest.raises(TypeError, match=r"extras\['log'\]\['name'\] is 'walks'"):
+        log.take()
+
+
+ALL = ["proprio", "goal", "wind"]
+
+
+def trained_by_rsl_rl(seed: int, iterations: int) -> float:
+    robot = make_robot(num_envs=64, seed=seed)
+    options = {"schedule": "fixed", "entropy_coef": 0.0, "learning_rate": 1e-3}
+    make_runner(robot, LIMIT, seed=seed, obs_groups={"actor": ALL, "critic": ALL}, **options).learn(iterations)
+    return float(np.mean(robot.returns[-256:]))
+
+
+def trained_by_lockstep(seed: int, iterations: int) -> float:
+    robot = make_robot(num_envs=64, seed=seed)
+    config = config_of(RslRlEnv(robot, obs_groups={"actor": ALL, "critic": ALL}), LIMIT).debugging(seed=seed)
+    config.training(lr=1e-3, num_epochs=5, gamma=0.99, lambda_=0.95, clip_param=0.2, entropy_coeff=0.0, grad_clip=1.0)
+    config.training(vf_loss_coeff=1.0, vf_clip_param=0.2, normalize_advantages="batch")
+    trainer = config.build_trainer()
+    for _ in range(iterations):
+        next(trainer)
+    return float(np.mean(robot.returns[-256:]))
+
+
+@pytest.mark.long
+@pytest.mark.learning
+def test_both_libraries_learn_the_robot_equally_well():
+    """The ranges of three seeds overlap, and each seed is better than a policy that has not learned."""
+    ranges = []
+    for train in (trained_by_rsl_rl, trained_by_lockstep):
+        returns = [train(seed, 40) for seed in range(3)]
+        print(train.__name__, returns)
+        assert min(returns) > train(0, 1) + 2.0
+        ranges.append((min(returns), max(returns)))
+    (low, high), (other_low, other_high) = ranges
+    assert low <= other_high
+    assert other_low <= high
