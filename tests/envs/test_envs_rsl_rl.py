@@ -104,14 +104,8 @@ def test_an_environment_may_return_the_same_tensors_in_each_step(actions):
     assert torch.equal(rollout.next_obs["proprio"][rollout.cuts], rollout.obs["proprio"][rollout.cuts])
 
 
-@pytest.mark.parametrize("recurrent", [None, "gru"])
-def test_values_that_the_environment_logs_are_metrics_of_the_collect(recurrent):
-    """Averaged over all numbers of the collect, on the device and through the host."""
-    robot = make_robot()
-    config = config_of(RslRlEnv(robot, obs_groups=OBS_GROUPS), 24)
-    config.rl_module(model_config={"hiddens": (32, 32), "recurrent": recurrent})
-    trainer = config.build_trainer()
-    assert type(trainer.train_collector) is (Collector if recurrent else TensorCollector)
+def watch_log(robot: Any) -> tuple[list[torch.Tensor], list[float]]:
+    """Return lists that get the distances and the numbers of falls that each step of the robot logs."""
     distances, falls, step = [], [], robot.step
 
     def watch(actions: torch.Tensor) -> Any:
@@ -121,14 +115,34 @@ def test_values_that_the_environment_logs_are_metrics_of_the_collect(recurrent):
         return found
 
     robot.step = watch
+    return distances, falls
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_values_that_the_environment_logs_are_metrics_of_the_collect(on_host):
+    """Averaged over all numbers of the collect, on the device and through the host."""
+    robot = make_robot()
+    env = RslRlEnv(robot, obs_groups=OBS_GROUPS)
+    config = config_of(env, 24)
+    collector = Collector(config.build_policy(), env, seed=0) if on_host else config.build_collector()
+    assert type(collector) is (Collector if on_host else TensorCollector)
+    distances, falls = watch_log(robot)
     for _ in range(2):
         distances.clear(), falls.clear()
-        _, stats, _ = next(trainer)
-        metrics = stats.train_collect_stat.metrics
+        metrics = collector.collect(n_step=24 * NUM_ENVS).metrics
+        collector.reset_buffer()
         assert metrics["distance"] == pytest.approx(float(torch.cat(distances).double().mean()), rel=1e-6)
         assert metrics["Robot/falls"] == pytest.approx(np.mean(falls))
         assert metrics["steps"] == 2.0
     assert len(distances) == 24
+
+
+def test_what_the_environment_logs_is_in_the_statistics_of_an_epoch():
+    robot = make_robot()
+    trainer = config_of(RslRlEnv(robot, obs_groups=OBS_GROUPS), 24).build_trainer()
+    distances, _ = watch_log(robot)
+    _, stats, _ = next(trainer)
+    assert stats.train_collect_stat.metrics["distance"] == pytest.approx(float(torch.cat(distances).mean()), rel=1e-6)
 
 
 def test_a_step_log_weighs_each_number_and_is_bounded():
