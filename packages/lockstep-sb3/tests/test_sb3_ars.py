@@ -23,12 +23,20 @@ SMALL_SEARCH = {"policy_kwargs": {"net_arch": [8]}, "zero_policy": False, "delta
 
 @pytest.mark.parametrize(("policy", "options"), [(LinearPolicy, {}), ("MlpPolicy", SMALL_SEARCH)])
 def test_ars_balances_a_pole(policy, options):
-    """Of 16 seeds each, the worst linear policy reached 456 and the worst network 297: rounding decides which one a
-    machine gets."""
+    """Of 16 seeds each, the worst linear policy reached 456 and the worst network 297."""
     model = ARS(policy, "CartPole-v1", n_delta=4, seed=1, **options)
     assert evaluate_policy(model, "CartPole-v1", 3, warn=False)[0] < 60
     model.learn(20_000)
     assert evaluate_policy(model, "CartPole-v1", 3, warn=False)[0] > 120
+
+
+def test_a_seed_decides_the_search_and_its_episodes():
+    found = [ARS("MlpPolicy", "CartPole-v1", n_delta=2, seed=seed, **SMALL_SEARCH).learn(300) for seed in (1, 1, 2)]
+    weights = [model.get_weights() for model in found]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    unseeded = [ARS("MlpPolicy", "CartPole-v1", n_delta=2, **SMALL_SEARCH).learn(300) for _ in range(2)]
+    assert not torch.equal(unseeded[0].get_weights(), unseeded[1].get_weights())
 
 
 def test_ars_learns_actions_of_a_box_with_several_environments():

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from lockstep.rollout import Collector
+from lockstep.state import RandomStreams
 from lockstep_sb3.common.base_class import BaseAlgorithm, Rate, StopTraining, option
 from lockstep_sb3.common.vec_env.async_eval import AsyncEval, Episodes
 
@@ -90,7 +91,11 @@ class ARS(BaseAlgorithm):
         return None
 
     def make_trainer(self, **options: Any) -> Any:
-        return RandomSearchTrainer(self, options["train_collector"])
+        collector: Collector = options["train_collector"]
+        if not collector.is_seeded:
+            # As Lockstep's trainers do: the model's seed decides which episodes the candidates play.
+            collector.reseed(RandomStreams(self.config.debugging.seed).child("train_collector"))
+        return RandomSearchTrainer(self, collector)
 
     def update_trainer(self) -> None:
         """Do nothing: the trainer reads the options of the model before each update."""
