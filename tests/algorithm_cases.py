@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from mirror_parts import mirror
 
 from lockstep import ALGORITHMS, AlgorithmConfig, get_config
 
@@ -207,6 +208,12 @@ SAC = AlgorithmCase(
         ),
         ", discrete, sequences of a GRU": Comparison(
             {**CLIPPED, "tau": 0.1}, {"in_a_box": False, "memory": "gru", "minibatch_size": 4}, "faults"
+        ),
+        ", mirror images, empty shards": Comparison(
+            {**CLIPPED, "tau": 0.1, "symmetry": mirror, "symmetry_loss_coeff": 0.5}, {"num_epochs": 1, "empty": True}
+        ),
+        ", discrete, mirror images": Comparison(
+            {**CLIPPED, "tau": 0.1, "symmetry": mirror}, {"in_a_box": False, "num_epochs": 1}, "faults"
         ),
     },
     refused=(
@@ -529,6 +536,7 @@ ALGORITHM_CASES: dict[str, AlgorithmCase] = {
             ", sequences of a GRU": Comparison(
                 {**CLIPPED, "tau": 0.1, "num_quantiles": 5}, {"memory": "gru", "minibatch_size": 4}, "faults"
             ),
+            ", mirror images": Comparison({**CLIPPED, "tau": 0.1, "num_quantiles": 5, "symmetry": mirror}),
         },
         refused=(
             *OF_SAMPLES,
@@ -569,6 +577,9 @@ ALGORITHM_CASES: dict[str, AlgorithmCase] = {
             ", empty shards": Comparison(CLIPPED, {"empty": True}, "fast"),
             ", sequences of a GRU, empty shards": Comparison(
                 CLIPPED, {"memory": "gru", "minibatch_size": 4, "empty": True}, "faults"
+            ),
+            ", mirror images, empty shards": Comparison(
+                {**CLIPPED, "symmetry": mirror, "symmetry_loss_coeff": 0.5}, {"empty": True}
             ),
         },
         refused=(
@@ -648,6 +659,7 @@ ALGORITHM_CASES: dict[str, AlgorithmCase] = {
             ", sequences of a GRU": Comparison(
                 {**CLIPPED, "num_actions": 3}, {"memory": "gru", "minibatch_size": 4}, "faults"
             ),
+            ", mirror images": Comparison({**CLIPPED, "num_actions": 3, "symmetry": mirror}, part="faults"),
         },
         refused=OF_SAMPLES,
         limits={"num_actions": COUNT, "temperature": "above 0", "bc_iters": "at least 0", "min_q_weight": "at least 0"},

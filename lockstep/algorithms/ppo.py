@@ -27,6 +27,7 @@ from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
 from lockstep.data.trajectories import Trajectories
 from lockstep.learner.config import TrainingSection
+from lockstep.learner.images import of_originals
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.ops import approximate_kl, clipped_ratios, clipped_surrogate_loss, clipped_value_loss
@@ -77,6 +78,7 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
     """The update of PPO."""
 
     scheduled = ("clip_param", "entropy_coeff")
+    learns_symmetry = True  # rows may be followed by their mirror images, see `learner/images.py`
     loss_has_kernel = True  # on the CPU, `fused_loss` computes the loss below in one call
 
     def setup_module(self, module_id: str) -> None:
@@ -129,7 +131,9 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
     ) -> Tensor:
         """Return the loss of equation 9: clipped surrogate, value loss and entropy bonus.
 
-        `old_logp` is the log-probability of the action under the policy that acted, `logp` under the present one.
+        `old_logp` is the log-probability of the action under the policy that acted, `logp` under the present one. A
+        mirror image has that of its original, whose probability it has in a symmetric policy (Mittal et al. 2024). So
+        its ratio also shows how asymmetric the policy is, and is left out where steps are measured (KL divergence).
 
         With several learners, `batch` is one learner's part of the minibatch. Means are taken over all parts together.
         """
@@ -152,8 +156,8 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
         value_error = clipped_value_loss(
             fwd_out[Columns.VF_PREDS], batch[Columns.VALUE_TARGETS], old_values, config.vf_clip_param
         )
-        kl = approximate_kl(logp.detach(), old_logp)
-        clipped = clipped_ratios(logp.detach(), old_logp, clip_param)
+        kl = of_originals(approximate_kl(logp.detach(), old_logp), batch)
+        clipped = of_originals(clipped_ratios(logp.detach(), old_logp, clip_param), batch)
         # One reduction over all learners for all five means.
         row_terms = (surrogate, value_error, dist.entropy(), kl, clipped)
         policy_loss, vf_loss, entropy, mean_kl, clip_fraction = self.masked_means(row_terms, batch)
@@ -165,7 +169,7 @@ class PPOLearner(OnPolicyLearner[PPOTraining]):
             # distributions of the old policy. The metric `mean_kl_loss` then logs the exact divergence as well:
             # `after_gradient_based_update` compares this metric with `kl_target`, to raise or lower the coefficient.
             old_dist = dist_cls.from_inputs(batch[Columns.ACTION_DIST_INPUTS])
-            mean_kl = self.masked_mean(old_dist.kl(dist), batch)
+            mean_kl = self.masked_mean(of_originals(old_dist.kl(dist), batch), batch)
             loss = loss + self.registered[f"{module_id}/kl_coeff"] * mean_kl
         self.log(
             module_id,

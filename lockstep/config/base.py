@@ -48,6 +48,7 @@ from lockstep.learner.optimizers import check_configured_optimizer
 from lockstep.modules import (
     DEFAULT_MODULE_ID,
     ActionDist,
+    DefaultActorCriticModule,
     Exploration,
     MultiRLModule,
     MultiRLModuleSpec,
@@ -56,7 +57,7 @@ from lockstep.modules import (
 )
 from lockstep.modules.config import RLModuleSection
 from lockstep.modules.exploration import LOG_STD_INIT, NOISY_SIGMA, make_exploration, needs_box
-from lockstep.modules.model_config import ModelConfig
+from lockstep.modules.model_config import ModelConfig, options_of
 from lockstep.options.checks import suggestion
 from lockstep.options.schedules import stages_of
 from lockstep.options.section import FROZEN
@@ -630,6 +631,32 @@ class BaseConfig:
         are_configured = runners.env_to_module_connector is not None or runners.module_to_env_connector is not None
         return are_configured or self.environment.frame_stack > 1
 
+    def training_of(self, module_id: str) -> TrainingSection[Any]:
+        """Return the training options of a module: its own, or the common ones."""
+        overrides = self.rl_module.algorithm_config_overrides_per_module.get(module_id)
+        return self.training if overrides is None else self.training.overridden(overrides)
+
+    @property
+    def symmetries(self) -> list[Callable[..., Any]]:
+        """Functions of the symmetries of all modules."""
+        module_ids = self.rl_module.algorithm_config_overrides_per_module
+        sections = [self.training, *map(self.training_of, module_ids)]
+        return [section.symmetry for section in sections if section.symmetry is not None]
+
+    @property
+    def symmetric_modules(self) -> list[str]:
+        """Ids of the modules that act by the mean of both images of an observation."""
+        return [module_id for module_id, spec in self.module_specs().items() if self.acts_symmetrically(spec)]
+
+    def acts_symmetrically(self, spec: RLModuleSpec | RLModule) -> bool:
+        """Return whether a spec is that of a network of Lockstep with the option `symmetric`."""
+        if spec.is_built:
+            return getattr(spec, "action_mirror", None) is not None
+        if spec.module_class is not None and not issubclass(spec.module_class, DefaultActorCriticModule):
+            return False  # another class may have an option of this name with another meaning
+        model_config = self.rl_module.model_config if spec.model_config is None else spec.model_config
+        return bool(options_of(model_config).get("symmetric", False))
+
     @property
     def modules_are_known(self) -> bool:
         """Whether the ids of all modules follow from the configuration alone, without making the environment."""
@@ -947,7 +974,7 @@ class BaseConfig:
         if self.multi_agent.centralized_critic:
             specs = self._with_critic_spaces(specs, env)
         for module_id, (observation_space, action_space) in spaces.items():
-            connectors[module_id], module_spaces = self.build_connectors(observation_space, action_space)
+            connectors[module_id], module_spaces = self.build_connectors(observation_space, action_space, module_id)
             # Several modules have different initial weights, and none depends on the number of the others.
             module_streams = streams if is_single else streams.child(module_id)
             modules[module_id] = self.build_module(specs[module_id], *module_spaces, module_streams)
@@ -991,10 +1018,10 @@ class BaseConfig:
         if section.num_learners == 0:
             return LearnerGroup(self.build_learner(env, spaces), section)
         self.validate()
-        if self._connectors_change_spaces:
-            # So that an error of the user's connectors is raised here, and not in another process.
-            for pair in self.spaces_by_module(env, spaces).values():
-                self.build_connectors(*pair)
+        if self._connectors_change_spaces or self.symmetries:
+            # So that an error of the user's connectors and functions is raised here, and not in another process.
+            for module_id, pair in self.spaces_by_module(env, spaces).items():
+                self.build_connectors(*pair, module_id)
         learners = start_learners(
             partial(self.copy().build_learner, env, spaces),
             section,
@@ -1031,19 +1058,31 @@ class BaseConfig:
         return builder.build(spec, observation_space, action_space, streams)
 
     def build_connectors(
-        self, observation_space: gym.Space[Any], action_space: gym.Space[Any]
+        self,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        module_id: str = DEFAULT_MODULE_ID,
+        *,
+        spec: RLModuleSpec | RLModule | None = None,
+        overrides: Mapping[str, Any] | None = None,
     ) -> tuple[ModuleConnectors, Spaces]:
         """Return the transforms around a network, and the network's observation and action space.
 
         Args:
             observation_space: Observation space of the environment.
             action_space: Action space of the environment.
+            module_id: Id of the network, whose training options may have a symmetry of its own.
+            spec: Spec of the network. Defaults to the configured one.
+            overrides: Training options of the network. Defaults to the configured ones.
 
         Raises:
             TypeError: An option that should give connectors gives something else.
             ValueError: Connectors do not fit together, cannot take the spaces, or the algorithm cannot act in the
-                action space.
+                action space. Or the function of a symmetry is not a mirror.
         """
+        if spec is None:
+            spec = self.module_specs().get(module_id, RLModuleSpec())
+        training = self.training_of(module_id) if overrides is None else self.training.overridden(overrides)
         check_entries(observation_space, "the observation space")
         check_entries(action_space, "the action space")
         builder = ConnectorBuilder(
@@ -1054,6 +1093,10 @@ class BaseConfig:
             squashes_actions=self.squashes_actions or getattr(self.rl_module.model_config, "squash_actions", False),
             num_learners=self.learners.num_learners,
             is_offline=self.is_offline,
+            symmetry=training.symmetry,
+            acts_symmetrically=self.acts_symmetrically(spec),
+            compares_images=training.symmetry_loss_coeff > 0,
+            augments=training.symmetry_augmentation,
         )
         connectors, module_spaces = builder.build(observation_space, action_space)
         self.check_actions(module_spaces[1])
@@ -1063,7 +1106,7 @@ class BaseConfig:
         self, spaces: Spaces, module_id: str = DEFAULT_MODULE_ID
     ) -> tuple[RLModule, ModuleConnectors]:
         """Build a network and its transforms for acting, in the shape of a learner's, whose weights they take."""
-        connectors, module_spaces = self.build_connectors(*spaces)
+        connectors, module_spaces = self.build_connectors(*spaces, module_id)
         # A copy, because a built network is the learner's.
         spec = copy.deepcopy(self.module_specs()[module_id])
         module = self.build_module(spec, *module_spaces, RandomStreams(self.debugging.seed))

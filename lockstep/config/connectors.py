@@ -19,7 +19,9 @@ from lockstep.connectors import (
     RescaleActions,
 )
 from lockstep.connectors.module_connectors import is_connector
+from lockstep.connectors.symmetry import PairPipeline, Symmetry, SymmetryFunction
 from lockstep.data.actions import action_leaves
+from lockstep.data.columns import Columns
 from lockstep.envs.config import EnvironmentSection
 from lockstep.learner.config import TrainingSection
 from lockstep.rollout.config import EnvRunnersSection
@@ -41,6 +43,14 @@ class ConnectorBuilder:
     """Number of learners in other processes."""
     is_offline: bool
     """Whether the algorithm learns from recorded data, so that no connector is applied before recording."""
+    symmetry: SymmetryFunction | None = None
+    """Function that mirrors observations and actions, or None."""
+    acts_symmetrically: bool = False
+    """Whether the network acts by the mean of both images of an observation."""
+    compares_images: bool = False
+    """Whether the loss compares the network's actions for both images of an observation."""
+    augments: bool = True
+    """Whether the loss has a row for each image."""
 
     def build(
         self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
@@ -66,8 +76,43 @@ class ConnectorBuilder:
         connectors = ModuleConnectors(
             obs=pipeline, rewards=rewards, actions=actions, recorded=recorded, learner=tuple(learner)
         )
+        if self.symmetry is not None:
+            stored_space = recorded.observation_space or observation_space
+            connectors.symmetry = self._symmetry(self.symmetry, stored_space, action_space, actions)
+            if not self.augments:
+                # A symmetric network is not compared with its mirror image.
+                connectors.mirrored_columns = () if self.acts_symmetrically else (Columns.OBS,)
+            if self.acts_symmetrically:
+                # Learning and acting need both images of each observation.
+                connectors.obs = PairPipeline(pipeline.connectors, stored_space, connectors.symmetry.observations)
         module_action_space = action_space if actions is None else actions.module_space
         return connectors, (pipeline.observation_space, module_action_space)
+
+    def _symmetry(
+        self,
+        function: SymmetryFunction,
+        stored_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        actions: ActionPipeline | None,
+    ) -> Symmetry:
+        """Return the symmetry of stored observations and the network's actions.
+
+        Raises `ValueError` if an option needs actions that only change places and signs, and they do not.
+        """
+        symmetry = Symmetry(function, stored_space, action_space, actions)
+        if symmetry.numbers is None:
+            option = ""
+            if self.acts_symmetrically:
+                option = "rl_module.model_config.symmetric=True"
+            elif self.compares_images:
+                option = f"training.symmetry_loss_coeff={self.training.symmetry_loss_coeff}"
+            if option:
+                raise ValueError(
+                    f"{option} needs a Discrete space, or a Box of actions whose entries only change places and signs "
+                    f"in the mirror image ({action_space}); {symmetry.name} alone learns from mirrored rows of all "
+                    "actions"
+                )
+        return symmetry
 
     def _observations(
         self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]

@@ -330,6 +330,59 @@ OF_MODULES: tuple[Rule[BaseConfig], ...] = (
 )
 
 
+# -- mirror images ---
+
+
+SYMMETRIC = "rl_module.model_config.symmetric=True"
+OF_SYMMETRY: tuple[Rule[BaseConfig], ...] = (
+    Rule(
+        "training.symmetry",
+        lambda config: any(config.training_of(mid).symmetry is None for mid in config.symmetric_modules),
+        f"is not allowed with {SYMMETRIC}, which needs the mirror image of observations and actions; set "
+        "training(symmetry=f)",
+    ),
+    *only(
+        lambda config: config.symmetries,
+        Rule(
+            "training.symmetry",
+            lambda config: not getattr(config.training.learner_class or config.learner_class, "learns_symmetry", False),
+            lambda config: (
+                f"is not allowed for {config.algorithm}, which does not learn from mirror images; use ppo, sac, tqc or "
+                "crossq"
+            ),
+        ),
+        Rule(
+            "training.symmetry",
+            lambda config: config.has_memory,
+            lambda config: (
+                f"does not go with rl_module.model_config.{config.kind_of_memory}: what a network would remember of "
+                "mirrored observations is not recorded"
+            ),
+        ),
+        Rule(
+            "training.symmetry",
+            lambda config: config.multi_agent.centralized_critic,
+            "does not go with multi_agent.centralized_critic: it mirrors what an agent sees, and not the state",
+        ),
+        Rule(
+            "training.symmetry_loss_coeff",
+            lambda config: any(config.training_of(mid).symmetry_loss_coeff for mid in config.symmetric_modules),
+            f"is not allowed with {SYMMETRIC}: such a network is in mirror image already; leave it out",
+        ),
+        Rule(
+            "training.intrinsic_reward",
+            lambda config: config.training.intrinsic_reward is not None and config.symmetric_modules,
+            f"is not allowed with {SYMMETRIC}; leave out one of them",
+        ),
+        Rule(
+            "env_runners.exploration",
+            lambda config: config.env_runners.exploration == "gsde" and config.symmetric_modules,
+            f"is not allowed with {SYMMETRIC}: its noise depends on the features of one image only; leave it out",
+        ),
+    ),
+)
+
+
 # -- sources of data: recorded data, rollouts, replay ---
 
 
@@ -405,6 +458,7 @@ OF_REPLAY: tuple[Rule[BaseConfig], ...] = (
 RULES: tuple[Rule[BaseConfig], ...] = (
     *OF_RUN,
     *OF_MODULES,
+    *OF_SYMMETRY,
     *only(lambda config: config.is_offline, *OF_OFFLINE),
     *only(lambda config: not config.is_offline and not config.is_off_policy, *OF_ON_POLICY),
     *only(lambda config: not config.is_offline and config.is_off_policy, *OF_REPLAY),

@@ -11,6 +11,7 @@ from lockstep.connectors.module_connectors import (
     ScaleRewards,
 )
 from lockstep.connectors.observations import ClipObs, FlattenObs, Grayscale, NormalizeObs, OneHot, Resize
+from lockstep.connectors.symmetry import Symmetry
 from lockstep.data.actions import RescaleActions
 
 __all__ = [
@@ -32,4 +33,5 @@ __all__ = [
     "RescaleActions",
     "Resize",
     "ScaleRewards",
+    "Symmetry",
 ]

@@ -278,6 +278,9 @@ class ObsPipeline:
         TypeError: An object is not a connector.
     """
 
+    makes_pairs = False
+    """Whether an output is a pair of an observation and its mirror image, as a symmetric network takes it."""
+
     def __init__(self, connectors: Sequence[Connector] = (), observation_space: Space[Any] | None = None) -> None:
         self.connectors = tuple(connectors)
         self.is_identity = not self.connectors

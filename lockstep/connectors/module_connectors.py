@@ -12,8 +12,9 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 
 from lockstep.connectors.connector import Connector, ObsPipeline
+from lockstep.connectors.symmetry import Symmetry
 from lockstep.data.actions import COMPOSITE, RescaleActions, apply_to_parts, map_boxes
-from lockstep.data.columns import Columns
+from lockstep.data.columns import MIRRORED, Columns
 from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import Tree, leaves
@@ -363,6 +364,10 @@ class ModuleConnectors:
     Each collector has a copy, because of their memory."""
     learner: tuple[Connector, ...] = ()
     """Connectors from the recorded train columns to the columns that the loss reads."""
+    symmetry: Symmetry | None = None
+    """Mirror images of observations and actions. None without `training(symmetry=f)`."""
+    mirrored_columns: tuple[str, ...] = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS)
+    """Columns whose mirror images the loss reads, if there is a symmetry."""
     join: Callable[[RunningMoments], RunningMoments] | None = None
     """With several learners, the function from the moments of this one's rows to those of all rows."""
     gather: Callable[[Any], list[Any]] | None = None
@@ -391,6 +396,18 @@ class ModuleConnectors:
         """
         if not self.learner:
             return columns
+        # Mirror images pass the same connectors, as rows of their own.
+        images = {name: column for name, column in columns.items() if name.startswith(MIRRORED)}
+        rows = {name: column for name, column in columns.items() if name not in images}
+        transformed = self._transformed(rows)
+        if images:
+            changed = {name.removeprefix(MIRRORED): column for name, column in images.items()}
+            image_rows = self._transformed({**rows, **changed})
+            transformed |= {name: image_rows[name.removeprefix(MIRRORED)] for name in images}
+        return transformed
+
+    def _transformed(self, columns: dict[str, Any]) -> dict[str, Any]:
+        """Return the columns of rows after the connectors of `learner`."""
         number = len(columns[Columns.REWARDS])
         for connector in self.learner:
             columns = connector(columns)
@@ -400,6 +417,52 @@ class ModuleConnectors:
                     f"the {number} rows that it was given"
                 )
         return columns
+
+    def images(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the columns with the mirror images of rows; empty without a symmetry.
+
+        Args:
+            columns: Stored observations (`obs` `[N, ...]`, perhaps `new_obs`) and the policy's `actions`, as arrays or
+                as tensors.
+
+        Returns:
+            `mirrored_obs`, `mirrored_new_obs` and `mirrored_actions`, as inputs of the network and of its losses.
+        """
+        images: dict[str, Any] = {}
+        if self.symmetry is None:
+            return images
+        for name in self.mirrored_columns:
+            if name not in columns:
+                continue
+            if name == Columns.ACTIONS:
+                mirrored = self.symmetry.actions(columns[name], columns[Columns.OBS])
+            else:
+                mirrored = self.obs(self.symmetry.observations(columns[name]))
+            images[MIRRORED + name] = mirrored
+        return images
+
+    def with_images(self, columns: dict[str, Any]) -> dict[str, Any]:
+        """Return train columns, whose observations are inputs of the network, with the columns of their mirror images.
+
+        Raises:
+            ValueError: The images are missing, and cannot be computed from the outputs of connectors.
+        """
+        if self.symmetry is None or all(MIRRORED + name in columns for name in self.mirrored_columns):
+            return columns
+        obs = columns[Columns.OBS]
+        if self.obs.makes_pairs and isinstance(obs, tuple):
+            # A pair contains the mirror image, whose own mirror image is the original.
+            pairs = {name: columns[name] for name in (Columns.OBS, Columns.NEXT_OBS) if name in columns}
+            images = {MIRRORED + name: pair[::-1] for name, pair in pairs.items()}
+            images[MIRRORED + Columns.ACTIONS] = self.symmetry.actions(columns[Columns.ACTIONS], obs[0])
+            return {**columns, **images}
+        if not self.obs.is_identity:
+            raise ValueError(
+                f"the batch has no mirror images (column {MIRRORED + Columns.OBS!r}), and its observations are outputs "
+                "of connectors; policy.learning_columns(batch) makes both from stored observations, or learn from "
+                "episodes"
+            )
+        return {**columns, **self.images(columns)}
 
     def learning_rewards(self, trajectories: Trajectories) -> np.ndarray:
         """Add rewards to the statistics, and return the scaled ones `[T, B]` for the estimator of advantages."""

@@ -73,6 +73,10 @@ class Columns:
     NUM_STEPS = "num_steps"
 
 
+MIRRORED = "mirrored_"
+"""Beginning of the names of columns with the mirror images of other columns, such as `"mirrored_obs"`."""
+
+
 def is_state_column(name: str) -> bool:
     """Return whether `name` is a recurrent state: `state_in`, `state_out`, or one of their numbered parts."""
     # Asked for every column of every batch: one `startswith` rejects nearly all names.

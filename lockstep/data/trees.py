@@ -75,6 +75,13 @@ def map_pair(function: Callable[[Any, Any], Any], tree: Tree, other: Tree) -> Tr
     return function(tree, other)
 
 
+def completed(tree: Tree, whole: Tree) -> Tree:
+    """Return `tree` with the entries of dicts that only `whole` has, in the order of `whole`."""
+    if not isinstance(tree, dict) or not isinstance(whole, dict):
+        return tree
+    return {key: completed(tree[key], part) if key in tree else part for key, part in whole.items()}
+
+
 def zip_trees(function: Callable[[list[Any]], Any], trees: Sequence[Tree], name: str) -> Tree:
     """Return one tree whose leaves are `function([leaf of each tree])`.
 

@@ -137,6 +137,10 @@ class ActingGraph(nn.Module):
         self.module = acting_copy(module)
         connectors = copy.deepcopy(connectors)
         self.obs_connectors: tuple[Connector, ...] = (*connectors.recorded.connectors, *connectors.obs.connectors)
+        self.num_recording = len(connectors.recorded.connectors)
+        """Number of connectors whose outputs are the stored observations, of which a symmetry makes mirror images."""
+        self.symmetry = connectors.symmetry if connectors.obs.makes_pairs else None
+        """Mirror images of stored observations, for a symmetric network; otherwise None."""
         self.action_connectors: tuple[Any, ...] = ()
         if connectors.actions is not None:
             self.action_connectors = connectors.actions.connectors
@@ -245,14 +249,20 @@ class ActingGraph(nn.Module):
         """Return the network's outputs `[B, ...]`, the memory of each connector, and the network's next state."""
         data = tree_of(self.observation_space, iter([values[port.name] for port in self.observations]))
         memories = []
-        for connector, names in zip(self.obs_connectors, self._memory_names):
+        images: list[Any] = [data]
+        for number, (connector, names) in enumerate(zip(self.obs_connectors, self._memory_names)):
+            if number == self.num_recording:
+                images = self._with_mirror_image(images)
             memory = {name: values[STATE_IN + full_name] for name, full_name in names.items()}
             if connector.reads_rewards:
                 memory[REWARD] = values[REWARD]
             with export_errors_of(connector):
-                data, memory = connector.export_call(data, memory)
-                data = _tensors_only(data)
-            memories.append(memory)
+                called = [connector.export_call(image, memory) for image in images]
+                images = [_tensors_only(image) for image, _ in called]
+            memories.append(called[0][1])
+        if self.num_recording == len(self.obs_connectors):
+            images = self._with_mirror_image(images)
+        data = images[0] if self.symmetry is None else tuple(images)
 
         weight = next((p for p in self.module.parameters() if p.is_floating_point()), None)
         if weight is not None:
@@ -268,6 +278,13 @@ class ActingGraph(nn.Module):
             name = "actions" if "actions" in outputs else "action_dist_inputs"
             next_state: Any = outputs["state_out"]
             return {name: outputs[name].squeeze(1)}, memories, next_state
+
+    def _with_mirror_image(self, images: list[Any]) -> list[Any]:
+        """Return the stored observations together with their mirror images, for a symmetric network."""
+        if self.symmetry is None:
+            return images
+        with export_errors_of(self.symmetry):
+            return [*images, self.symmetry.observations(images[0])]
 
     def _choose(self, outputs: Mapping[str, Tensor], noise: Tensor | None) -> Tensor:
         """Return the actions that the outputs of the network select, in the policy's form."""

@@ -89,6 +89,16 @@ class TrainingSection(Section[ConfigT]):
     intrinsic_coeff: float = option(1.0, ge=0)
     """Coefficient of the intrinsic reward, which is measured in running standard deviations of the errors."""
 
+    symmetry: Callable[..., Any] | None = None
+    """Function `f(observations, actions)` that returns both in mirror image, for a task that is the same in a mirror
+    (Mittal et al. 2024). It gets trees of tensors `[N, ...]`: observations as the environment gives them, and actions
+    as the environment takes them. Applied twice it must return what it was given."""
+    symmetry_augmentation: bool = True
+    """Learn from each row and from its mirror image, in the same gradient step. Needs `symmetry`."""
+    symmetry_loss_coeff: float = option(0.0, ge=0)
+    """Weight of the mean squared difference between the policy's mean action for a mirrored observation and the
+    mirrored mean action. Needs `symmetry`. With 0 the difference is a metric only."""
+
     of_whole_update: ClassVar[frozenset[str]] = frozenset(
         (
             "train_batch_size",
@@ -129,11 +139,16 @@ class TrainingSection(Section[ConfigT]):
         return changed
 
     def validate(self) -> None:
-        """Check that the minibatch is not larger than the batch; `ValueError` otherwise."""
+        """Check that the minibatch is not larger than the batch, and the symmetry; `ValueError` otherwise."""
         if isinstance(self.minibatch_size, int) and self.minibatch_size > self.train_batch_size:
             raise ValueError(
                 f"training.minibatch_size={self.minibatch_size} is larger than "
                 f"training.train_batch_size={self.train_batch_size}; make the minibatch at most the batch"
+            )
+        if self.symmetry_loss_coeff > 0 and self.symmetry is None:
+            raise ValueError(
+                f"training.symmetry_loss_coeff={self.symmetry_loss_coeff} needs the mirror image of observations and "
+                "actions; set training(symmetry=f), or leave it out"
             )
 
 

@@ -233,6 +233,9 @@ def recorded_columns(to_tensor: ToTensor, connectors: ModuleConnectors, trajecto
         Columns.TERMINATEDS: trajectories.terminateds.reshape(-1),
         Columns.TRUNCATEDS: truncateds.reshape(-1),
     }
+    if connectors.symmetry is not None:
+        stored = {Columns.OBS: trajectories.flat_obs(), Columns.NEXT_OBS: trajectories.next_obs()}
+        columns |= connectors.images({**stored, Columns.ACTIONS: columns[Columns.ACTIONS]})
     extras = {Columns.ACTION_LOGP: trajectories.action_logp, **(trajectories.recorded or {})}
     for name, column in extras.items():
         if column is not None and name not in columns and has_numbers(column):

@@ -25,8 +25,8 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from lockstep.connectors import ModuleConnectors
-from lockstep.data.columns import Columns
+from lockstep.connectors import ModuleConnectors, Symmetry
+from lockstep.data.columns import MIRRORED, Columns
 from lockstep.data.rollout import RolloutEpisodes
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 from lockstep.data.tensor_rollout import TensorRollout
@@ -39,6 +39,7 @@ from lockstep.learner.compile.choice import compiling_pays
 from lockstep.learner.compile.update import CompiledUpdate
 from lockstep.learner.config import FrameworkSection, TrainingSection, takes_batch
 from lockstep.learner.device.replay_update import ReplayUpdate
+from lockstep.learner.images import mean_of_images, num_rows, with_images
 from lockstep.learner.inputs import TrainedModules
 from lockstep.learner.learner_state import LearnerState
 from lockstep.learner.many.reduction import LocalReducer, Reducer
@@ -80,6 +81,7 @@ from lockstep.learner.watch import GradientWatch, ParameterWatch, first_bad_tens
 from lockstep.modules import (
     DEFAULT_MODULE_ID,
     ActingWeights,
+    ActionMirror,
     MultiRLModule,
     MultiRLModuleSpec,
     RLModule,
@@ -135,6 +137,8 @@ class Learner(Generic[Training]):
     learns_step_by_step: bool = False
     """Whether the loss uses the reward of each single step of a rollout. An on-policy algorithm needs this to have an
     intrinsic reward."""
+    learns_symmetry: bool = False
+    """Whether the loss may see rows together with their mirror images (`training(symmetry=f)`)."""
     has_state_critic: bool = False
     """Whether the learner trains a value function of states, whose observations may contain more than the policy's."""
     updates_targets_after_step: bool = False
@@ -181,6 +185,8 @@ class Learner(Generic[Training]):
         self.optimizers = OptimizerSet()
         self.coefficients: dict[tuple[str, str], tuple[Schedule, Tensor]] = {}
         """Schedule and present value (0-d) of each scheduled option, by module id and name."""
+        self.action_mirrors: dict[str, ActionMirror | None] = {}
+        """Mirror of actions of each module with a symmetry; None if its actions do not just change places and signs."""
         self.registered: dict[str, Any] = {}
         """Additional state by name, see `register_state`."""
         self.lifetime: dict[str, int] = {}
@@ -274,6 +280,7 @@ class Learner(Generic[Training]):
         # Checkpoints of the module have the names of these connectors. A warning follows if the module is restored
         # without them.
         self.module[module_id].acting_connectors = connectors.acting_names
+        self._prepare_symmetry(module_id, connectors)
         if self.is_frozen(module_id):
             self.module[module_id].requires_grad_(False)
             return
@@ -297,6 +304,34 @@ class Learner(Generic[Training]):
             self.register_state(f"{module_id}/{NOVELTY}", novelty)
             self.register_configured(module_id, NOVELTY, parameters, config.lr, config)
         self.setup_module(module_id)
+
+    def _prepare_symmetry(self, module_id: str, connectors: ModuleConnectors) -> None:
+        """Make the mirror images of a module with `training(symmetry=f)`.
+
+        Raises `ValueError` if the algorithm or the network cannot learn from them, or the function is not a mirror.
+        """
+        module = self.module[module_id]
+        function = self.config_of(module_id).symmetry
+        if function is None:
+            return
+        if not self.learns_symmetry or module.is_stateful():
+            reason = "has a memory" if module.is_stateful() else f"is trained by {type(self).__name__}"
+            raise ValueError(
+                f"training.symmetry is not allowed for module {module_id!r}, which {reason}: it needs a learner with "
+                "learns_symmetry=True, and a network without memory"
+            )
+        if connectors.symmetry is None:  # connectors that were not built from a configuration
+            space = connectors.obs.input_space or module.observation_space
+            connectors.symmetry = Symmetry(function, space, module.action_space, connectors.actions)
+        numbers = connectors.symmetry.numbers
+        self.action_mirrors[module_id] = None
+        if numbers is not None:
+            mirror = ActionMirror(module.action_dist_cls).to(device=self.device, dtype=self.dtype)
+            mirror.set_numbers(numbers)
+            self.action_mirrors[module_id] = mirror
+            own_mirror: Any = getattr(module, "action_mirror", None)
+            if own_mirror is not None:  # a symmetric network
+                own_mirror.set_numbers(numbers)
 
     def novelty_of(self, module_id: str) -> IntrinsicReward | None:
         """Return the intrinsic reward of a module; None without `intrinsic_reward`."""
@@ -679,7 +714,8 @@ class Learner(Generic[Training]):
             module = self.module[module_id]
             tensors = inputs.columns_of_batch(self._column, module, batches[module_id], module_id)
             inputs.check_columns(tensors, self.required_columns(module_id), module, module_id, type(self).__name__)
-            tensors = self.connectors[module_id].train_columns(tensors)
+            connectors = self.connectors[module_id]
+            tensors = connectors.train_columns(connectors.with_images(tensors))
             if Columns.WEIGHTS_SEQ_NO in tensors:
                 versions = tensors[Columns.WEIGHTS_SEQ_NO]
                 mask = tensors.get(Columns.LOSS_MASK)
@@ -770,6 +806,9 @@ class Learner(Generic[Training]):
         Losses are logged as `total_loss` here, and not in a hook that a subclass may override. So a loss that is not
         finite always shows in the results.
         """
+        originals = batch
+        if self.action_mirrors:
+            batch = {mid: with_images(part) if self.augments(mid) else part for mid, part in batch.items()}
         fwd_out = self.forward_train(batch)
         for module_id, outputs in fwd_out.items():
             if isinstance(outputs, dict) and Columns.VF_PREDS not in outputs:
@@ -783,6 +822,8 @@ class Learner(Generic[Training]):
             raise
         for module_id, loss in losses.items():
             inputs.check_loss(loss, f"{type(self).__name__}.compute_losses", module_id)
+        for module_id in self.action_mirrors.keys() & originals.keys():
+            self._add_symmetry_loss(losses, module_id, originals[module_id], fwd_out[module_id])
 
         self.step_context.modules = tuple(batch)
         row_values: dict[str, Tensor] = {}
@@ -791,6 +832,12 @@ class Learner(Generic[Training]):
             if has_targets and isinstance(outputs, dict) and Columns.VF_PREDS in outputs:
                 row_values[module_id] = outputs[Columns.VF_PREDS].detach()
         self.row_values = row_values
+        for module_id in filter(self.augments, self.action_mirrors.keys() & originals.keys()):
+            # Each row has two images here, and one value and one priority elsewhere.
+            if module_id in row_values:
+                row_values[module_id] = row_values[module_id][: num_rows(originals[module_id])]
+            if module_id in self.row_errors:
+                self.row_errors[module_id] = mean_of_images(self.row_errors[module_id])
 
         for module_id, loss in losses.items():
             if module_id != ALL_MODULES and module_id not in self.module:
@@ -802,6 +849,41 @@ class Learner(Generic[Training]):
             with self.in_step(rows):
                 self.log(module_id, total_loss=loss)
         return fwd_out, losses
+
+    def augments(self, module_id: str) -> bool:
+        """Return whether a module learns from each row and from its mirror image."""
+        config = self.config_of(module_id)
+        return config.symmetry is not None and config.symmetry_augmentation
+
+    def _add_symmetry_loss(
+        self, losses: dict[str, Tensor], module_id: str, rows: TensorColumns, outputs: Outputs
+    ) -> None:
+        """Log how far the policy is from its mirror image, and add it to the losses with `symmetry_loss_coeff`.
+
+        Nothing is done in steps in which the policy has no outputs, since it does not learn.
+        """
+        mirror = self.action_mirrors[module_id]
+        config = self.config_of(module_id)
+        has_images = self.augments(module_id) or MIRRORED + Columns.OBS in rows
+        if mirror is None or not has_images or Columns.ACTION_DIST_INPUTS not in outputs:
+            return
+        module = self.module[module_id]
+        dist_inputs = outputs[Columns.ACTION_DIST_INPUTS]
+        with torch.set_grad_enabled(torch.is_grad_enabled() and config.symmetry_loss_coeff > 0):
+            if self.augments(module_id):
+                of_rows, of_images = dist_inputs.chunk(2)
+            else:
+                of_rows = dist_inputs
+                with self.mixed_precision():
+                    image_outputs = module.forward_inference({Columns.OBS: rows[MIRRORED + Columns.OBS]})
+                of_images = self.to_tensor(image_outputs[Columns.ACTION_DIST_INPUTS])
+            differences = mirror.asymmetry(of_rows, of_images)
+        with self.in_step(self._weight_of(module_id, rows)):
+            loss = self.masked_mean(differences, rows)
+            self.log(module_id, symmetry_loss=loss)
+        if config.symmetry_loss_coeff > 0:
+            name = module_id if module_id in losses else ALL_MODULES
+            losses[name] = losses[name] + config.symmetry_loss_coeff * loss
 
     def _with_values(self, module_id: str, outputs: Outputs, columns: TensorColumns) -> Outputs:
         """Return outputs whose `vf_preds` are computed by the module's `compute_values` when a loss reads them.
@@ -1246,6 +1328,7 @@ class Learner(Generic[Training]):
         remaining_params = {id(p) for p in self.module.parameters()}
         self.optimizers.remove(module_id, {id(p) for p in removed.parameters()} - remaining_params)
         self.connectors.pop(module_id, None)
+        self.action_mirrors.pop(module_id, None)
         self.module_configs.pop(module_id, None)
         for key in [key for key in self.coefficients if key[0] == module_id]:
             del self.coefficients[key]

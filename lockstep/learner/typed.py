@@ -30,6 +30,9 @@ class TrainingOptions(TypedDict, total=False):
     learner_connector: Callable[..., Any] | None
     intrinsic_reward: Literal["rnd"] | Callable[..., Any] | None
     intrinsic_coeff: float
+    symmetry: Callable[..., Any] | None
+    symmetry_augmentation: bool
+    symmetry_loss_coeff: float
 
 
 class LearnersOptions(TypedDict, total=False):

@@ -54,6 +54,7 @@ from lockstep.modules.exploration import (
 )
 from lockstep.modules.layers import BatchedMLP, NoisyLinear, StateDependentHead
 from lockstep.modules.memory import GatedTransformer, MemoryEncoder, Recurrence
+from lockstep.modules.mirror import ActionMirror
 from lockstep.modules.model_config import AttentionConfig, ModelConfig
 from lockstep.modules.multi_rl_module import (
     ALL_MODULES,
@@ -73,6 +74,7 @@ __all__ = [
     "ActingWeights",
     "ActionCritics",
     "ActionDist",
+    "ActionMirror",
     "Actor",
     "AddedNoise",
     "AttentionConfig",

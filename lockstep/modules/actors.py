@@ -311,7 +311,7 @@ _PLAIN_CLASSES = (
 method of `_ACTING`."""
 _ACTING = (
     *("_forward", "forward_inference", "forward_exploration", "action_dist_cls", "is_stateful", "get_initial_state"),
-    *("_run", "_run_heads", "_inputs", "_dist_inputs", "_run_memories"),
+    *("_run", "_run_heads", "_inputs", "_dist_inputs", "_run_memories", "_policy_outputs"),
     *("_advantages_and_value", "value_outputs", "mean_values", "mean_of_probs", "mean_of_array", "masked"),
 )
 """Methods that acting calls. numpy's arithmetic replaces all of them, so an overridden one would be ignored."""
@@ -555,7 +555,9 @@ def is_plain(module: Any) -> bool:
     float32 or float64 on the host, and small enough for numpy to be faster.
     """
     base = next((cls for cls in _PLAIN_CLASSES if isinstance(module, cls)), None)
-    if base is None or getattr(module, "is_masked", False) or module.action_dist_cls.dist_class not in _PLAIN_DISTS:
+    if base is None or getattr(module, "action_mirror", None) is not None:
+        return False
+    if getattr(module, "is_masked", False) or module.action_dist_cls.dist_class not in _PLAIN_DISTS:
         return False
     if not isinstance(module.observation_space, spaces.Box) or not module.observation_space.shape:
         return False

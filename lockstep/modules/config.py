@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lockstep.modules.typed import RLModuleOptions
 
 NEW_FIELDS = frozenset(
-    {"squash_mean", "value_hiddens", "recurrent_layers", "memory_below_hiddens", "value_memory"},
+    {"squash_mean", "value_hiddens", "recurrent_layers", "memory_below_hiddens", "value_memory", "symmetric"},
 )
 """Fields of `ModelConfig` that are missing in files of version 0.2. Networks of such files were trained with the
 defaults of these fields, even if an algorithm sets other values today."""

@@ -64,7 +64,10 @@ def _sample_batch(module: LazyNetwork) -> dict[str, Any]:
             values = values.to(torch.get_default_dtype())
         return values.unsqueeze(1) if state else values
 
-    batch: dict[str, Any] = {Columns.OBS: map_tree(tensor, space.sample())}
+    obs = map_tree(tensor, space.sample())
+    if getattr(module, "action_mirror", None) is not None:
+        obs = (obs, obs)  # a symmetric network takes pairs
+    batch: dict[str, Any] = {Columns.OBS: obs}
     if state:
         batch[Columns.STATE_IN] = {name: torch.stack([leaf, leaf]) for name, leaf in state.items()}
     return batch

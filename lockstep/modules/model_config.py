@@ -130,6 +130,9 @@ class ModelConfig:
     """Tanh-squashed Gaussian policy with actions in [-1, 1]. A connector rescales them to the action space."""
     squash_mean: bool = False
     """Squash the mean of a Gaussian policy by tanh into [-1, 1]. Actions drawn around it may be outside. Set by IQL."""
+    symmetric: bool = False
+    """Act by the mean of the policy's output for an observation and of the mirrored output for the mirrored
+    observation, so that the policy is in mirror image. Needs `training(symmetry=f)`."""
     conv_filters: tuple[tuple[int, int, int], ...] | None = None
     """Convolutions for images as (channels, kernel, stride). Defaults to the network of Mnih et al. 2015 from 36 x 36
     pixels on, and to two 3 x 3 convolutions below."""
@@ -248,6 +251,14 @@ class ModelConfig:
 
     def _check_policy(self) -> None:
         """Check the options of the policy's and the value's heads."""
+        check_flags(symmetric=self.symmetric)
+        if self.symmetric and self.has_memory:
+            raise ValueError(
+                f"symmetric=True does not go with {self.memory_in_words}: the memory of mirrored observations would be "
+                "a second one"
+            )
+        if self.symmetric and self.squash_mean:
+            raise ValueError("symmetric=True does not go with squash_mean=True; leave one of them out")
         for name in ("hidden_gain", "policy_gain", "value_gain", "log_std_init"):
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name} must be a finite number, got {getattr(self, name)!r}")

@@ -472,6 +472,8 @@ class ActingPolicy:
     def learning_columns(self, batch: SampleBatch) -> SampleBatch:
         """Return the columns that losses read: observations as inputs of the network, rewards scaled."""
         columns = {name: column for name, column in batch.items() if name not in UNLEARNED_COLUMNS}
+        if self.connectors.symmetry is not None and Columns.ACTIONS in columns:
+            columns |= self.connectors.images(columns)
         if not self.connectors.obs.is_identity:
             for name in (Columns.OBS, Columns.NEXT_OBS):
                 if name in columns:
@@ -583,7 +585,7 @@ class AgentsActingPolicy:
             raise ValueError(f"the weights are of the module {module_id!r}, this policy has {list(self.acting)}")
         # A description names objects to import, such as the class of the network. `IN_MEMORY` imports them without the
         # check that names in a checkpoint need: the description comes with the weights, from the run's own policy.
-        new = NewModule.from_recipe(self.config, weights.recipes[module_id], IN_MEMORY)
+        new = NewModule.from_recipe(self.config, module_id, weights.recipes[module_id], IN_MEMORY)
         module, connectors = new.acting_parts(getattr(torch, self.config.framework.dtype))
         observation_space, action_space = new.spaces
         part = ActingPolicy(

@@ -97,6 +97,7 @@ class NewModule:
         spaces: Spaces,
         initial: InitialModule | None,
         frozen: bool,
+        overrides: Mapping[str, Any] | None = None,
     ) -> Self:
         """Build a module with the same initial weights, bit for bit, as if the configuration had contained it from the
         beginning.
@@ -108,11 +109,12 @@ class NewModule:
             spaces: Observation space and action space of the environment.
             initial: Module whose weights and statistics the new one gets.
             frozen: Whether the module only acts.
+            overrides: Training options of the module.
 
         Raises:
             ValueError: A finished network that shall be frozen is not built for it, or `initial` does not fit.
         """
-        connectors, module_spaces = config.build_connectors(*spaces)
+        connectors, module_spaces = config.build_connectors(*spaces, module_id, spec=spec, overrides=overrides)
         if frozen and not spec.is_built:
             spec = replace(spec, inference_only=True)
         module = config.build_module(spec, *module_spaces, RandomStreams(config.debugging.seed).child(module_id))
@@ -129,17 +131,20 @@ class NewModule:
         return cls(module, connectors, spaces)
 
     @classmethod
-    def from_recipe(cls, config: BaseConfig, recipe: Mapping[str, Any], names: FileNames) -> Self:
+    def from_recipe(cls, config: BaseConfig, module_id: str, recipe: Mapping[str, Any], names: FileNames) -> Self:
         """Build a module from its description in a policy's state. Its weights are part of the learners' state.
 
         Args:
             config: The configuration of the policy.
+            module_id: Id of the module.
             recipe: The description.
             names: Resolver of the objects that the description names.
         """
         spaces = (space_from(recipe["observation_space"]), space_from(recipe["action_space"]))
         spec = RLModuleSpec.from_dict(recipe["spec"], names=names)
-        return cls(spec.build(), config.build_connectors(*spaces)[0], spaces)
+        overrides = overrides_in(recipe, names)
+        connectors, _ = config.build_connectors(*spaces, module_id, spec=spec, overrides=overrides)
+        return cls(spec.build(), connectors, spaces)
 
     def acting_parts(self, dtype: torch.dtype) -> tuple[RLModule, ModuleConnectors]:
         """Return the network and the connectors that act, for a policy whose learners are in other processes.

@@ -852,7 +852,7 @@ class Policy:
             common_space = next(space for space in critic_spaces if space is not None)
             spec = replace(spec, critic_space=spec.critic_space or common_space)
         spaces = self._spaces_for(module_id, spec, init_from)
-        new = NewModule.build(self.config, module_id, spec, spaces, initial, frozen)
+        new = NewModule.build(self.config, module_id, spec, spaces, initial, frozen, config_overrides)
         self._add(module_id, new, config_overrides)
 
     def _add(self, module_id: str, new: NewModule, overrides: Mapping[str, Any] | None) -> None:
@@ -966,7 +966,9 @@ class Policy:
             if change.is_added:
                 recipe = saved[module_id]
                 names = file.of_part(recipe)
-                self._add(module_id, NewModule.from_recipe(self.config, recipe, names), overrides_in(recipe, names))
+                self._add(
+                    module_id, NewModule.from_recipe(self.config, module_id, recipe, names), overrides_in(recipe, names)
+                )
             else:
                 self.remove_module(module_id)
 

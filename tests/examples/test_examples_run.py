@@ -28,6 +28,7 @@ def load(name: str):
 def test_every_example_is_tested():
     # the last two: test_docs_scaling.py, test_cluster_tune.py
     tested = {"train_cartpole", "parts", "own_loop", "custom_loss", "connect_four", "two_nodes", "population_based"}
+    tested |= {"symmetry"}
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == tested
 
 
@@ -61,6 +62,13 @@ def test_a_custom_loss_is_ten_lines_and_its_metric_is_reported():
     module = load("custom_loss")
     penalty = module.main(total_steps=2_048)
     assert 0 < penalty < 1e3
+
+
+@pytest.mark.long
+def test_a_pole_is_swung_up_equally_to_both_sides_with_a_symmetry():
+    differences = load("symmetry").main(total_steps=8_192)
+    assert differences["symmetric network"] < 1e-5
+    assert differences["mirrored rows"] < differences["plain"]
 
 
 def test_connect_four_is_pettingzoos_game_step_by_step():

@@ -24,6 +24,7 @@ from distributed_parts import (
     report,
 )
 from learner_parts import ALL, BOX, MODULE, ValueLearner, parameters, ppo_batch, value_batch, value_learner
+from mirror_parts import mirror
 
 from lockstep import SampleBatch
 from lockstep.connectors import ModuleConnectors, NormalizeObs, ObsPipeline
@@ -78,6 +79,15 @@ FEATURES = {
     ),
     "ppo, intrinsic rewards, multi-agent, absent modules": Case(
         training={**PPO, "intrinsic_reward": "rnd"}, modules=("p0", "p1"), empty=True, minibatch_size=20
+    ),
+    "ppo, mirror images, empty shards": Case(
+        training={**PPO, "symmetry": mirror, "symmetry_loss_coeff": 0.5, "kl_coeff": 0.2}, normalize=True, empty=True
+    ),
+    "ppo, mirror images of composite actions, multi-agent": Case(
+        training={**PPO, "symmetry": mirror, "vf_clip_param": 0.3}, modules=("p0", "p1"), empty=True, minibatch_size=20
+    ),
+    "ppo, a symmetric network, empty shards": Case(
+        training={**PPO, "symmetry": mirror}, model={"symmetric": True}, normalize=True, empty=True
     ),
     "dqn, intrinsic rewards, empty shards": Case(
         "dqn", {**CLIPPED, **FOLLOWED, "intrinsic_reward": "rnd"}, source="batch", empty=True

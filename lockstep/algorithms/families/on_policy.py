@@ -6,18 +6,19 @@ this file are explained in `docs/glossary.md`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.data.columns import Columns
+from lockstep.data.columns import MIRRORED, Columns
 from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import Tree, map_tree
 from lockstep.learner.config import TrainingSection
+from lockstep.learner.images import IS_IMAGE
 from lockstep.learner.inputs import check_outputs, check_values, recorded_columns
 from lockstep.learner.learner import Learner, Outputs
 from lockstep.learner.minibatches import TensorColumns, take_rows
@@ -118,6 +119,8 @@ class EvaluatedRollout:
     an array, or None without learner connectors."""
     critic_obs: Tensor | None = None
     """Observations [T * B, ...] of a centralised critic."""
+    images: TensorColumns = field(default_factory=dict)
+    """Columns [T * B, ...] of the mirror images of all rows. Empty without a symmetry."""
 
 
 class OnPolicyLearner(Learner[Training]):
@@ -158,7 +161,7 @@ class OnPolicyLearner(Learner[Training]):
         if trajectories.is_on_device:
             return self._evaluate_on_device(module_id, trajectories)
         module = self.module[module_id]
-        obs, actions, bootstrap_obs, rewards = self._read(module_id, trajectories)
+        obs, actions, bootstrap_obs, rewards, images = self._read(module_id, trajectories)
         critic_obs = self._read_critic_obs(module_id, trajectories)
         dist_inputs, flat_values, bootstrap_values, sequences = self._outputs(
             module, trajectories, obs, bootstrap_obs, critic_obs
@@ -198,6 +201,7 @@ class OnPolicyLearner(Learner[Training]):
             bootstrap_obs=bootstrap_obs,
             rewards=rewards,
             critic_obs=critic_obs,
+            images=images,
         )
 
     def _evaluate_on_device(self, module_id: str, rollout: TensorRollout) -> EvaluatedRollout:
@@ -207,7 +211,7 @@ class OnPolicyLearner(Learner[Training]):
         the device.
         """
         module = self.module[module_id]
-        obs, actions, next_obs, rewards = self._read_on_device(module_id, rollout)
+        obs, actions, next_obs, rewards, images = self._read_on_device(module_id, rollout)
         out = module.forward_train({Columns.OBS: obs})
         dist_inputs = out[Columns.ACTION_DIST_INPUTS]
         values = self.to_tensor(out[Columns.VF_PREDS]).view(rollout.shape)
@@ -224,18 +228,24 @@ class OnPolicyLearner(Learner[Training]):
             values=values,
             next_values=next_values,
             rewards=rewards,
+            images=images,
         )
 
-    def _read_on_device(self, module_id: str, rollout: TensorRollout) -> tuple[Tree, Tensor, Tree, Tensor]:
+    def _read_on_device(
+        self, module_id: str, rollout: TensorRollout
+    ) -> tuple[Tree, Tensor, Tree, Tensor, TensorColumns]:
         """Apply the connectors to a rollout of tensors.
 
-        Returns observations, actions and next observations, `[T * B, ...]` each, and rewards `[T, B]`.
+        Returns observations, actions and next observations, `[T * B, ...]` each, rewards `[T, B]`, and the columns with
+        the mirror images of the rows.
         """
         connectors = self.connectors[module_id]
 
+        def flat(obs: Tree) -> Tree:
+            return map_tree(lambda leaf: leaf.flatten(0, 1), obs)
+
         def network_obs(obs: Tree) -> Tree:
-            rows = map_tree(lambda leaf: leaf.flatten(0, 1), obs)
-            return map_tree(self.to_tensor, connectors.obs(rows))
+            return map_tree(self.to_tensor, connectors.obs(flat(obs)))
 
         columns: TensorColumns = {
             Columns.OBS: network_obs(rollout.obs),
@@ -245,16 +255,22 @@ class OnPolicyLearner(Learner[Training]):
             Columns.TERMINATEDS: rollout.terminateds.flatten(),
             Columns.TRUNCATEDS: rollout.cuts.flatten(),
         }
+        if connectors.symmetry is not None:
+            stored = {Columns.OBS: flat(rollout.obs), Columns.ACTIONS: columns[Columns.ACTIONS]}
+            columns |= map_tree(self.to_tensor, connectors.images(stored))
         columns = connectors.train_columns(columns)
         # In the dtype of the environments, in which the host keeps rewards as well.
         rewards = columns[Columns.REWARDS].to(rollout.rewards.dtype).view(rollout.shape)
-        return columns[Columns.OBS], columns[Columns.ACTIONS], columns[Columns.NEXT_OBS], rewards
+        images = images_in(columns)
+        return columns[Columns.OBS], columns[Columns.ACTIONS], columns[Columns.NEXT_OBS], rewards, images
 
-    def _read(self, module_id: str, trajectories: Trajectories) -> tuple[Tree, Tensor, Tree, np.ndarray | None]:
-        """Apply the connectors to a rollout, and return observations, actions, bootstrap observations and rewards.
+    def _read(
+        self, module_id: str, trajectories: Trajectories
+    ) -> tuple[Tree, Tensor, Tree, np.ndarray | None, TensorColumns]:
+        """Apply the connectors to a rollout, and return observations, actions, bootstrap observations, rewards, images.
 
-        The first three are tensors on the learner's device. The rewards are an array, or None without learner
-        connectors: only these can change rewards.
+        All but the rewards are tensors on the learner's device. The rewards are an array, or None without learner
+        connectors: only these can change rewards. The images are columns with the mirror images of the rows.
         """
         connectors = self.connectors[module_id]
         index = trajectories.bootstrap_index
@@ -264,14 +280,19 @@ class OnPolicyLearner(Learner[Training]):
             bootstrap_obs = None
             if len(index):
                 bootstrap_obs = map_tree(self.to_tensor, connectors.obs(trajectories.bootstrap_obs))
-            return obs, actions, bootstrap_obs, None
+            images: TensorColumns = {}
+            if connectors.symmetry is not None:
+                stored = {Columns.OBS: trajectories.flat_obs(), Columns.ACTIONS: trajectories.flat_actions()}
+                images = map_tree(self.to_tensor, connectors.images(stored))
+            return obs, actions, bootstrap_obs, None, images
 
         columns = recorded_columns(self.to_tensor, connectors, trajectories)
         next_obs = {Columns.OBS: columns[Columns.NEXT_OBS]}
         last = take_rows(next_obs, torch.from_numpy(index).to(self.device))
         bootstrap_obs = last[Columns.OBS] if len(index) else None
         rewards = columns[Columns.REWARDS].cpu().numpy().astype(trajectories.rewards.dtype)
-        return columns[Columns.OBS], columns[Columns.ACTIONS], bootstrap_obs, rewards.reshape(trajectories.shape)
+        rewards = rewards.reshape(trajectories.shape)
+        return columns[Columns.OBS], columns[Columns.ACTIONS], bootstrap_obs, rewards, images_in(columns)
 
     def _read_critic_obs(self, module_id: str, trajectories: Trajectories) -> Tensor | None:
         """Return the observations `[T * B, ...]` of a centralised critic, or None for a module without one.
@@ -530,6 +551,8 @@ class OnPolicyLearner(Learner[Training]):
         """
         if evaluated.critic_obs is not None:
             columns = {**columns, Columns.CRITIC_OBS: evaluated.critic_obs}
+        if evaluated.images:
+            columns = {**columns, **evaluated.images}
         if evaluated.sequences is not None:
             return evaluated.sequences.train_columns(columns)
         rows = trajectories.rows()  # None if every row is a transition
@@ -556,10 +579,10 @@ class OnPolicyLearner(Learner[Training]):
         Both give the same loss. Of the learners with this base class only PPO's sets `loss_has_kernel`. The method is
         here, next to `setup_module`, which loads the kernel, so that `ppo.py` contains the equations only.
 
-        The kernel cannot compute masked rows, a KL penalty, or an overridden `masked_mean` or `normalized`. It also
-        requires an action distribution that it knows (Categorical or diagonal Gaussian) and tensors whose memory it can
-        read. `can_fuse_ppo` checks that: they must be on the CPU, and not in a trace of torch (`torch.compile`) or
-        within `torch.func`, where tensors stand for numbers that do not exist in memory.
+        The kernel cannot compute masked rows, mirror images, a KL penalty, or an overridden `masked_mean` or
+        `normalized`. It also requires an action distribution that it knows (Categorical or diagonal Gaussian) and
+        tensors whose memory it can read. `can_fuse_ppo` checks that: they must be on the CPU, and not in a trace of
+        torch (`torch.compile`) or within `torch.func`, where tensors stand for numbers that do not exist in memory.
         """
         action_dist = self.module[module_id].action_dist_cls
         dist_inputs = fwd_out[Columns.ACTION_DIST_INPUTS]
@@ -572,6 +595,7 @@ class OnPolicyLearner(Learner[Training]):
         # kernel would bypass the override, so it is not used.
         if (
             Columns.LOSS_MASK in batch
+            or IS_IMAGE in batch
             or config.kl_coeff > 0
             or not self.overridden_methods.isdisjoint(("masked_mean", "normalized"))
             or type(action_dist) is not ActionDist
@@ -628,3 +652,9 @@ def network_inputs(obs: Tree, critic_obs: Tensor | None) -> TensorColumns:
     if critic_obs is not None:
         inputs[Columns.CRITIC_OBS] = critic_obs
     return inputs
+
+
+def images_in(columns: TensorColumns) -> TensorColumns:
+    """Return the columns with the mirror images of observations and actions, if there are any."""
+    names = (MIRRORED + Columns.OBS, MIRRORED + Columns.ACTIONS)
+    return {name: columns[name] for name in names if name in columns}

@@ -16,13 +16,14 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from lockstep.data.actions import ACTION_MASK, carries_mask
-from lockstep.data.columns import Columns
+from lockstep.data.columns import MIRRORED, Columns
 from lockstep.learner.config import SampledTraining
 from lockstep.learner.learner import Learner, Outputs, Training
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.learner.optimizers import RegisteredOptimizer
 from lockstep.learner.sequences import TARGET_NEXT_OBS, errors_of_sequences, remembered_rows, without_burn_in
 from lockstep.learner.targets import TargetNetwork
+from lockstep.modules.mirror import original_of
 from lockstep.options.schedules import ScheduleLike
 from lockstep.options.section import ConfigT, option
 
@@ -288,6 +289,7 @@ class SoftActorCriticLearner(TransitionLearner[SoftTraining]):
     `<module id>/log_alpha`.
     """
 
+    learns_symmetry = True
     has_target_critics = True
     updates_targets_after_step = True
 
@@ -319,7 +321,10 @@ class SoftActorCriticLearner(TransitionLearner[SoftTraining]):
         """Return the number of random numbers per row for continuous actions here and at the next observation."""
         if self.is_discrete(module_id):
             return {}
-        return dict.fromkeys((NOISE, NEXT_NOISE), self.module[module_id].action_dist_cls.noise_size)
+        names = [NOISE, NEXT_NOISE]
+        if self.augments(module_id):
+            names += [MIRRORED + name for name in names]  # mirror images draw actions of their own
+        return dict.fromkeys(names, self.module[module_id].action_dist_cls.noise_size)
 
     def after_gradient_step(self) -> None:
         """Update the target critics every `target_update_interval` steps."""
@@ -418,7 +423,8 @@ class SoftActorCriticLearner(TransitionLearner[SoftTraining]):
             return -float(math.prod(space.shape))
         if not carries_mask(module.observation_space):
             return DISCRETE_ENTROPY * math.log(int(space.n))
-        num_allowed = batch[Columns.OBS][ACTION_MASK].to(torch.bool).sum(-1).clamp(min=1)
+        obs = original_of(module, batch[Columns.OBS])
+        num_allowed = obs[ACTION_MASK].to(torch.bool).sum(-1).clamp(min=1)
         return DISCRETE_ENTROPY * num_allowed.to(self.dtype).log()
 
 

@@ -217,8 +217,9 @@ class ReplayUpdate(DeviceUpdate):
     def _network_inputs(self, module_id: str, columns: TensorColumns) -> TensorColumns:
         """Return the columns after the connectors of observations and of train columns, in the learner's dtype."""
         connectors = self.learner.connectors[module_id]
+        images = connectors.images(columns)
         columns |= {name: connectors.obs(columns[name]) for name in (Columns.OBS, Columns.NEXT_OBS)}
-        tensors: TensorColumns = map_tree(self.learner.to_tensor, columns)
+        tensors: TensorColumns = map_tree(self.learner.to_tensor, columns | images)
         # No loss reads the indices of the rows, so connectors do not get them.
         kept = {name: tensors.pop(name) for name in (Columns.BATCH_INDEXES,) if name in tensors}
         return connectors.train_columns(tensors) | kept

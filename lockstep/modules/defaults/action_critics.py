@@ -52,6 +52,8 @@ class ActionCritics(nn.Module):
         action_dist = ActionDist(action_space)
         space, self.is_masked = action_dist.split_mask(observation_space)
         self.is_discrete = isinstance(action_space, spaces.Discrete)
+        self.takes_pairs = config.symmetric
+        """True if observations are pairs with their mirror images, of which critics take the first ones."""
         self.features: Any
         self.has_memory = config.has_memory
         """True if observations are `MemoryFeatures`, because the memory has run over the sequences before."""
@@ -115,7 +117,9 @@ class ActionCritics(nn.Module):
         values = self.mlp(self.inputs_of(obs, actions, frozen=frozen), frozen=frozen, first_only=first_only)
         if not self.is_discrete:
             return values.squeeze(-1) if self.num_outputs == 1 else values
-        return mask_logits(values, obs[ACTION_MASK]) if self.is_masked else values
+        if not self.is_masked:
+            return values
+        return mask_logits(values, (obs[0] if self.takes_pairs else obs)[ACTION_MASK])
 
     def inputs_of(self, obs: Tree, actions: Tensor | None = None, *, frozen: bool = False) -> Tensor:
         """Return the networks' input `[N, I]`: the observations' features and, for a Box, the actions `[N, A]`.
@@ -125,6 +129,8 @@ class ActionCritics(nn.Module):
             actions: Actions of a Box.
             frozen: Send the gradient to the actions only.
         """
+        if self.takes_pairs:
+            obs = obs[0]
         if self.has_memory:
             inputs = require_part(obs.critic_features)
             inputs = inputs.detach() if frozen else inputs

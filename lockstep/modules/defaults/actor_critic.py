@@ -23,6 +23,7 @@ from lockstep.data.trees import Tree, leaves, map_tree
 from lockstep.modules.encoders import Encoder
 from lockstep.modules.layers import make_head, make_policy_head, mask_logits, run_networks
 from lockstep.modules.memory import MemoryEncoder, State, make_hidden_layers
+from lockstep.modules.mirror import ActionMirror
 from lockstep.modules.model_config import ModelConfig, options_of
 from lockstep.modules.rl_module import Batch, RLModule
 from lockstep.ops.distributions import DiagGaussian
@@ -54,6 +55,9 @@ class DefaultActorCriticModule(RLModule):
     """Last layer of the value function. None: there is no value function."""
     has_values = True
     """True if the class has a value function. A module that only acts is built without it."""
+    action_mirror: ActionMirror | None
+    """Mirror of actions of a symmetric network, whose observations are pairs: `batch["obs"]` is (observations, their
+    mirror images). None for any other network."""
 
     def setup(self) -> None:
         config = self.make_policy()
@@ -76,6 +80,7 @@ class DefaultActorCriticModule(RLModule):
             raise ValueError(f"squash_mean=True needs a Gaussian over the actions of a Box, not {self.action_dist_cls}")
         self.value_encoder = None
         self.value_head = None
+        self.action_mirror = ActionMirror(self.action_dist_cls) if config.symmetric else None
         return config
 
     def _value_space(self) -> Space[Any]:
@@ -98,17 +103,38 @@ class DefaultActorCriticModule(RLModule):
 
     def _forward(self, batch: Batch) -> dict[str, Tensor]:
         """Return the outputs for acting: `"action_dist_inputs"` `[N, D]`."""
+        if self.action_mirror is None:
+            return {"action_dist_inputs": self._policy_outputs(batch)}
+        of_images = [self._policy_outputs({**batch, "obs": image}) for image in self._images(batch)]
+        return {"action_dist_inputs": self.action_mirror.symmetrised(*of_images)}
+
+    def _policy_outputs(self, batch: Batch) -> Tensor:
+        """Return the inputs of the action distribution `[N, D]` for single observations, not pairs."""
         (outputs,) = self._run(batch, (self.encoder, self.policy_head))
-        return {"action_dist_inputs": self._dist_inputs(batch, outputs)}
+        return self._dist_inputs(batch, outputs)
+
+    def _images(self, batch: Batch) -> tuple[Any, Any]:
+        """Return the observations and their mirror images; `ValueError` if the batch does not have both."""
+        pair = batch["obs"]
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise ValueError(
+                "a symmetric network needs pairs of observations and their mirror images, which the connectors of a "
+                "policy make: act with policy.compute_actions, or with an export"
+            )
+        return pair
 
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
         """Return `"action_dist_inputs"` `[N, D]` and `"vf_preds"` `[N]`."""
+        if self.action_mirror is not None:
+            return {**self._forward(batch), "vf_preds": self.compute_values(batch)}
         outputs, values = self._run_both(batch)
         return {"action_dist_inputs": self._dist_inputs(batch, outputs), "vf_preds": values.squeeze(-1)}
 
     def compute_values(self, batch: Batch) -> Tensor:
         """Return state values `[N]`. `RuntimeError` for a module built with `inference_only`."""
         value_head = require_part(self.value_head)
+        if self.action_mirror is not None:
+            batch = {**batch, "obs": self._images(batch)[0]}
         (values,) = self._run(batch, (self.value_encoder or self.encoder, value_head))
         return values.squeeze(-1)
 
