@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from algorithm_cases import OFF_POLICY, class_of
+from mirror_parts import mirror
 
 from lockstep import AlgorithmConfig, DQNConfig, Learner, MultiRLModuleSpec, RLModuleSpec, get_config
 from lockstep.config.rules import OF_SEVERAL_AGENTS, RULES, Rule, refuse
@@ -16,6 +17,8 @@ TWO = {"multi_agent.policies": ["a", "b"]}
 MAPPING = {"multi_agent.policy_mapping_fn": {"x": "a", "y": "b"}}
 CRITIC = {"multi_agent.policies": ["default_policy"], "multi_agent.centralized_critic": "state"}
 MEMORY = {"rl_module.model_config": {"recurrent": "lstm"}}
+MIRROR = {"training.symmetry": mirror}
+SYMMETRIC = {"rl_module.model_config": {"symmetric": True}}
 OVERRIDES = "rl_module.algorithm_config_overrides_per_module"
 BARE = {"env_runners.add_default_connectors": False}
 WITHOUT_HOOK = "a learner without after_gradient_step"
@@ -95,6 +98,23 @@ CASES: list[tuple[str, str, Settings, str]] = [
     ("ppo", "multi_agent.policy_mapping_fn", TWO | {"multi_agent.policy_mapping_fn": {"x": "z"}}, "['a', 'b']"),
     ("ppo", "multi_agent.policies_to_train", TWO | MAPPING | {"multi_agent.policies_to_train": ["z"]}, "['a', 'b']"),
     ("ppo", OVERRIDES, TWO | MAPPING | {OVERRIDES: {"z": {"lr": 0.1}}}, "names others than multi_agent.policies"),
+    ("ppo", "training.symmetry", SYMMETRIC, "symmetric=True, which needs the mirror image"),
+    ("dqn", "training.symmetry", MIRROR, "is not allowed for dqn"),
+    ("ppo", "training.symmetry", MIRROR | MEMORY, "does not go with rl_module.model_config.recurrent"),
+    ("ppo", "training.symmetry", MIRROR | CRITIC, "does not go with multi_agent.centralized_critic"),
+    (
+        "ppo",
+        "training.symmetry_loss_coeff",
+        MIRROR | SYMMETRIC | {"training.symmetry_loss_coeff": 0.5},
+        "is in mirror image already",
+    ),
+    (
+        "ppo",
+        "training.intrinsic_reward",
+        MIRROR | SYMMETRIC | {"training.intrinsic_reward": "rnd"},
+        "is not allowed with rl_module.model_config.symmetric=True",
+    ),
+    ("ppo", "env_runners.exploration", MIRROR | SYMMETRIC | {"env_runners.exploration": "gsde"}, "of one image only"),
     ("bc", "environment.normalize_rewards", {"environment.normalize_rewards": True}, "for bc: scale those of the"),
     ("bc", "environment.frame_stack", {"environment.frame_stack": 2}, "for bc: store stacked observations"),
     ("bc", "framework.compile", {"framework.compile": True}, "for bc: its update is not compiled"),
