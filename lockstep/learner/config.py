@@ -95,7 +95,7 @@ class TrainingSection(Section[ConfigT]):
     as the environment takes them. Applied twice it must return what it was given."""
     symmetry_augmentation: bool = True
     """Learn from each row and from its mirror image, in the same gradient step. Needs `symmetry`."""
-    symmetry_loss_coeff: float = option(0.0, ge=0)
+    symmetry_loss_coeff: float = option(0.0, ge=0, finite=True)
     """Weight of the mean squared difference between the policy's mean action for a mirrored observation and the
     mirrored mean action. Needs `symmetry`. With 0 the difference is a metric only."""
 
