@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep import A2CConfig, DQNConfig, PPOConfig, SACConfig
+from lockstep import A2CConfig, APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig
 
 
 def on(env, algorithm, **training):
@@ -22,12 +22,21 @@ def replay(env, algorithm, **options):
     return config.replay(learning_starts=24, capacity=160, update_per_step=0.25, **options)
 
 
+def explored(config, kind, **options):
+    return config.env_runners(exploration=kind, exploration_config=options)
+
+
 PASSES = {"train_batch_size": 64, "minibatch_size": 20, "num_epochs": 2}
 MAKE = {
     "ppo": lambda: on("tensor/Pendulum-v1", PPOConfig, **PASSES).environment(normalize_observations=True),
     "ppo, few rows": lambda: on("tensor/CartPole-v1", PPOConfig, **PASSES | {"minibatch_size": 2}),
     "a2c": lambda: on("tensor/CartPole-v1", A2CConfig, train_batch_size=32),
+    "ppo, gSDE": lambda: explored(on("tensor/Pendulum-v1", PPOConfig, **PASSES), "gsde", sample_freq=5),
+    "impala": lambda: on("tensor/CartPole-v1", IMPALAConfig, train_batch_size=32),
+    "appo": lambda: on("tensor/Pendulum-v1", APPOConfig, train_batch_size=32, use_kl_loss=True),
     "sac": lambda: replay("tensor/Pendulum-v1", SACConfig),
+    "sac, correlated noise": lambda: explored(replay("tensor/Pendulum-v1", SACConfig), "ou", sigma=0.3),
+    "dqn, noisy weights": lambda: explored(replay("tensor/CartPole-v1", DQNConfig), "noisy"),
     "dqn": lambda: replay("tensor/CartPole-v1", DQNConfig, n_step=3),
 }
 

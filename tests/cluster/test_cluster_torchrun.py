@@ -326,11 +326,12 @@ def test_each_rank_has_the_steps_and_state_of_one_collector():
     assert store.port == port
 
 
-def test_ranks_have_the_rows_and_state_of_one_tensor_collector():
+@pytest.mark.parametrize("kind", ["sac", "sac, correlated noise"])
+def test_ranks_have_the_rows_and_state_of_one_tensor_collector(kind):
     """The state is taken on by a collector of all of them, and by ranks."""
 
     def collect(reducer):
-        config = tensor_rank_runs.MAKE["sac"]()
+        config = tensor_rank_runs.MAKE[kind]()
         policy = config.build_policy(reducer=reducer)
         collectors = [config.build_collector(policy) for _ in range(2)]
         with policy_within_training_step(policy):
@@ -342,7 +343,9 @@ def test_ranks_have_the_rows_and_state_of_one_tensor_collector():
         with policy_within_training_step(policy):
             assert collectors[1].collect(n_step=4).n_collected_steps == stats.n_collected_steps == 4
         later = collectors[1].buffer.get_state()["columns"]
-        return state["env"], state["lengths"], rows["columns"], later
+        exploring = state.get("exploring", {})
+        assert (kind == "sac") == (not exploring)
+        return state["env"], state["lengths"], exploring, rows["columns"], later
 
     alone, port = collect(None), free_port()
     store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)

@@ -11,6 +11,7 @@ from parts import one_in
 from stand_in_graph import use_stand_ins
 
 from lockstep import get_config
+from lockstep.connectors import ClipRewards
 from lockstep.replay import TensorReplay
 
 B, T, UPDATES = 4, 5, 10
@@ -19,11 +20,16 @@ OPTIONS: dict[str, Any] = {
     "normalised observations": lambda config: config.environment(normalize_observations=True, normalize_rewards=True),
     "by priority, three steps": lambda config: config.replay(prioritized=True, n_step=3),
     "scheduled rates": lambda config: config.training(lr=[[0, 1e-2], [10**4, 1e-3]]),
+    "correlated noise": lambda config: config.env_runners(exploration="ou"),
+    "gSDE": lambda config: config.env_runners(exploration="gsde"),
+    "clipped rewards": lambda config: config.training(learner_connector=lambda *_: ClipRewards()),
 }
 CASES = [
     *((name, None) for name in ON_DEVICE),
     *(("ppo", option) for option in ("normalised observations", "scheduled rates")),
     *(("dqn", option) for option in ("by priority, three steps", "scheduled rates")),
+    ("sac", "correlated noise"),
+    *(("ppo", option) for option in ("gSDE", "clipped rewards")),
 ]
 
 
