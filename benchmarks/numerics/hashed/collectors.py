@@ -332,6 +332,9 @@ add_runs(
 POLES, PENDULUM = "tensor/CartPole-v1", "tensor/Pendulum-v1"
 ONE_EPISODE = {"evaluation_duration": 1, "evaluation_num_envs": 1}
 PRIORITIES = {"prioritized": True, "beta": [[0, 0.4], [192, 1.0]]}
+HAS_ALLOW_HOST = hasattr(small("ppo").env_runners, "allow_host")
+ON_HOST = {"env_runners": {"allow_host": True}} if HAS_ALLOW_HOST else {}
+"""Options of runs whose steps are copied to the host; older revisions copy them without being asked."""
 
 
 def tensor_run(algorithm: str, env: str, **sections: Any) -> Results:
@@ -345,10 +348,10 @@ add_runs(
         "ppo": partial(tensor_run, "ppo", POLES),
         "ppo_continuous": partial(tensor_run, "ppo", PENDULUM),
         "ppo_normalised": partial(tensor_run, "ppo", POLES, environment=NORMALISED),
-        "ppo_lstm": partial(tensor_run, "ppo", POLES, model=GRU),
+        "ppo_lstm": partial(tensor_run, "ppo", POLES, model=GRU, **ON_HOST),
         "a2c": partial(tensor_run, "a2c", POLES),
         "impala": partial(tensor_run, "impala", POLES),
-        "pqn": partial(tensor_run, "pqn", POLES),
+        "pqn": partial(tensor_run, "pqn", POLES, **ON_HOST),
         "dqn": partial(tensor_run, "dqn", POLES),
         "dqn_prioritized": partial(tensor_run, "dqn", POLES, replay=PRIORITIES),
         "dqn_n_step": partial(tensor_run, "dqn", POLES, replay={"n_step": 3}),
