@@ -25,6 +25,11 @@ def mirrored_actions(actions):
     return -actions.flip(-1) if actions.is_floating_point() else 2 - actions
 
 
+def swing(obs, actions):
+    """The mirror of Pendulum, without constants that a graph on a device would have to copy there."""
+    return torch.cat([obs[..., :1], -obs[..., 1:]], -1), -actions
+
+
 def mirrored_numbers(obs):
     """The mirror images of arrays `[..., 3]`."""
     return obs[..., [1, 0, 2]] * np.array(MIRRORED_OBS, obs.dtype)

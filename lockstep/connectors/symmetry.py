@@ -96,6 +96,8 @@ class FunctionActions:
         self.is_bounded = rescales
         """Whether the policy's actions are in [-1, 1]."""
         self._leaves = list(action_leaves(self.space))
+        starts = [leaf.start if isinstance(leaf, spaces.MultiDiscrete) else None for leaf in self._leaves]
+        self._starts = [None if start is None else Constant(start) for start in starts]
         self._scales = [_Scale(leaf) if rescales and isinstance(leaf, spaces.Box) else None for leaf in self._leaves]
 
     def to_function(self, actions: Tensor) -> Tree:
@@ -121,8 +123,8 @@ class FunctionActions:
             return actions if scale is None else scale.to_bounds(actions)
         assert space.dtype is not None
         actions = actions.to(torch_dtype(space.dtype))
-        start = getattr(space, "start", None)
-        return actions if start is None else actions + torch.from_numpy(start).to(actions.device)
+        start = self._starts[number]
+        return actions if start is None else actions + start.like(actions)
 
     def from_function(self, actions: Tree) -> Tensor:
         """Return actions in the form of the function as the policy's actions `[N, ...]`."""
@@ -142,9 +144,9 @@ class FunctionActions:
         scale = self._scales[number]
         if scale is not None:
             actions = scale.from_bounds(actions)
-        start = getattr(space, "start", None)
+        start = self._starts[number]
         if start is not None:
-            actions = actions - torch.from_numpy(start).to(actions.device)
+            actions = actions - start.like(actions)
         return actions.reshape(len(actions), -1)
 
 
@@ -196,11 +198,14 @@ class Symmetry:
         self.form = FunctionActions(action_space, pipeline)
         self.name = f"training.symmetry={getattr(function, '__qualname__', function)!s}"
         """The option with the name of the function, for messages."""
-        self._num_leaves = sum(1 for _ in leaves(allocate(observation_space, 1)))
+        self._no_obs = map_tree(Constant, allocate(observation_space, 1))
+        """One observation of zeros."""
+        self._num_leaves = sum(1 for _ in leaves(self._no_obs))
         self._knows_parts = False
         """Whether the function is known to mirror some entries of an observation without the others."""
         samples = self._samples()
-        self._one_action = map_tree(lambda leaf: leaf[:1], samples[1])
+        self._one_action = map_tree(lambda leaf: Constant(leaf[:1].numpy()), samples[1])
+        """An action for calls in which only observations are mirrored."""
         self._check(*samples)
         self.numbers = self._find_numbers(samples[1])
         """Numbers of the mirror of actions. None if it has none: choices of several parts, or actions that do not just
@@ -252,9 +257,7 @@ class Symmetry:
 
     def _part_of_image(self, obs: Tree, actions: Tree) -> Any:
         """Return the mirror images of the entries in `obs`, with zeros for the entries that it lacks."""
-        first = next(leaves(obs))
-        zeros = map_tree(torch.from_numpy, allocate(self.observation_space, 1))
-        whole = completed(obs, self._repeated(zeros, first))
+        whole = completed(obs, self._repeated(self._no_obs, next(leaves(obs))))
         return map_pair(_second, obs, self._call(whole, actions)[0])
 
     def _call(self, obs: Tree, actions: Tree) -> tuple[Any, Any]:
@@ -280,10 +283,15 @@ class Symmetry:
         return map_pair(lambda leaf, part: part.to(leaf.dtype), given, returned)
 
     @staticmethod
-    def _repeated(row: Tree, like: Tensor) -> Any:
+    def _repeated(constants: Tree, like: Tensor) -> Any:
         """Return one row `[1, ...]` of each leaf as often as `like` `[N, ...]` has rows, without a copy."""
-        # Not `len(like)`, which would make the number of rows a constant of an exported graph.
-        return map_tree(lambda leaf: leaf.to(like.device).expand(like.shape[0], *leaf.shape[1:]), row)
+
+        def repeated(constant: Any) -> Tensor:
+            row: Tensor = constant.like(like)
+            # Not `len(like)`, which would make the number of rows a constant of an exported graph.
+            return row.expand(like.shape[0], *row.shape[1:])
+
+        return map_tree(repeated, constants)
 
     # -- checks ---
 
@@ -402,8 +410,7 @@ class Symmetry:
 
     def _mirrored_actions(self, actions: Tensor) -> Tensor:
         """Return the mirror images of the policy's actions by the function itself."""
-        one_obs = map_tree(lambda leaf: leaf[:1], _sampled(self.observation_space, 1))
-        obs = self._repeated(one_obs, actions)
+        obs = self._repeated(self._no_obs, actions)
         return self.form.from_function(self._call(obs, self.form.to_function(actions))[1])
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from algorithm_cases import OFF_POLICY, class_of
+from mirror_parts import swing
 from trained_weights import difference, steps, weights
 
 from lockstep import PPOConfig
@@ -74,6 +75,20 @@ def test_rewards_are_normalised_in_a_graph_as_in_single_launches(monkeypatch, tm
         assert difference(graphed, other) == 0.0
         assert state_of(graphed)["moments"] == state_of(other)["moments"]
         assert np.array_equal(state_of(graphed)["returns"], state_of(other)["returns"])
+
+
+@pytest.mark.parametrize("network", [{}, {"symmetric": True}])
+def test_mirror_images_in_a_graph_are_those_of_single_launches(monkeypatch, network):
+    """Bit for bit, with normalised observations."""
+
+    def config() -> Any:
+        made = config_of(env_id="tensor/Pendulum-v1", symmetry=swing).rl_module(model_config=network)
+        return made.environment(normalize_observations=True)
+
+    graphed = steps(config().build_trainer(), 6)
+    assert graphed.policy.learner_group.learner.device_update._captured.is_graph
+    monkeypatch.setattr("lockstep.ops.graphs.EAGER_CALLS", 10**9)
+    assert difference(graphed, steps(config().build_trainer(), 6)) == 0.0
 
 
 def test_a_schedule_reaches_the_graph():
