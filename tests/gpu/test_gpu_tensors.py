@@ -9,10 +9,11 @@ import pytest
 import torch
 from algorithm_cases import OFF_POLICY, class_of
 from mirror_parts import swing
+from tensor_trees import TreeCartPole
 from trained_weights import difference, steps, weights
 
 from lockstep import PPOConfig
-from lockstep.envs.tensor import TENSOR_ENVS, make_tensor_env
+from lockstep.envs.tensor import TENSOR_ENVS, CartPole, make_tensor_env
 
 pytestmark = pytest.mark.cuda
 
@@ -51,6 +52,26 @@ def test_a_graph_collects_and_learns_what_single_launches_do(monkeypatch):
     eager = steps(config_of(target_kl=0.02, entropy_coeff=[[0, 0.02], [20_000, 0.0]]).build_trainer(), 6)
     assert not eager.policy.learner_group.learner.device_update._captured.is_graph
     assert difference(graphed, eager) == 0.0
+
+
+def test_a_graph_learns_from_a_tree_what_it_learns_from_one_tensor():
+    """Bit for bit, over six iterations of which four are graphs."""
+    trainers = []
+    for env in (CartPole, TreeCartPole):
+        config = config_of().environment(env(256, "cuda", seed=1))
+        trainers.append(steps(config.build_trainer(), 6))
+        assert trainers[-1].policy.learner_group.learner.device_update._captured.is_graph
+    assert difference(*trainers) == 0.0
+
+
+def test_trees_are_normalised_in_a_graph_as_in_single_launches(monkeypatch):
+    def trained() -> Any:
+        config = config_of().environment(TreeCartPole(256, "cuda", seed=1), normalize_observations=True)
+        return steps(config.build_trainer(), 6)
+
+    graphed = trained()
+    monkeypatch.setattr("lockstep.ops.graphs.EAGER_CALLS", 10**9)
+    assert difference(graphed, trained()) == 0.0
 
 
 def test_rewards_are_normalised_in_a_graph_as_in_single_launches(monkeypatch, tmp_path):
