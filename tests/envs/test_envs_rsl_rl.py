@@ -183,7 +183,6 @@ def trained_by_lockstep(seed: int, iterations: int) -> float:
 
 
 @pytest.mark.long
-@pytest.mark.learning
 def test_both_libraries_learn_the_robot_equally_well():
     """The ranges of three seeds overlap, and each seed is better than a policy that has not learned."""
     ranges = []

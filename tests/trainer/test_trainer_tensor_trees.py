@@ -173,7 +173,6 @@ def test_a_compiled_update_from_trees_equals_the_flat_one(name):
 
 
 @pytest.mark.long
-@pytest.mark.learning
 def test_cart_pole_is_learned_from_a_tree():
     config = get_config("ppo").environment(TreeCartPole(64), normalize_observations=True).debugging(seed=1)
     config.env_runners(num_envs_per_env_runner=64, rollout_fragment_length=32).rl_module(
