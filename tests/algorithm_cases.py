@@ -82,6 +82,8 @@ class AlgorithmCase:
     """kinds of action spaces that it takes, as `lockstep list` names them"""
     small: Options = field(default_factory=dict)
     """training options for runs of a few updates of 16 to 64 rows"""
+    on_device: Options = field(default_factory=dict)
+    """training options with which steps of tensor environments stay on the device"""
     memory: Mapping[str, Memory] = field(default_factory=dict)
     """by name of the case: off-policy and offline algorithms"""
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)
@@ -157,6 +159,7 @@ VALUES_FROM_SEQUENCES = {"epsilon": 0.3, "target_update_interval": 20}
 SOFT = {"lr": [[0, 1e-2], [600, 1e-3]], "tau": 0.05}
 DELAYED = {"tau": 0.05, "lr": [[0, 1e-2], [900, 1e-3]], "actor_lr": [[0, 3e-3], [900, 3e-4]], "exploration_noise": 0.3}
 TEMPERATURE = {"initial_alpha": 0.02, "alpha_lr": 1e-3}
+NEW_NOISE = {"noise_repeat": 1}  # for several agents, and collectors that take the ready ones first
 SOFT_FROM_SEQUENCES = {"lr": [[0, 1e-2], [3_000, 1e-3]], "tau": 0.05, **TEMPERATURE, "train_batch_size": 32}
 FOLLOWED = {"target_update_interval": 4, "tau": 0.5}
 ATOMS = {"num_atoms": 21, "v_min": -2.0, "v_max": 3.0}  # none at 1 / (1 - gamma)
@@ -588,6 +591,63 @@ ALGORITHM_CASES: dict[str, AlgorithmCase] = {
             ("training.policy_freq", 2, "'policy_delay'?"),
         ),
         limits={"policy_delay": COUNT, "alpha": "at least 0"},
+        lacks={},
+        walks=("Box",),
+    ),
+    "flashsac": replace(
+        SAC,
+        product={"gamma": 0.5, "lr": 1e-2, "train_batch_size": 64, "tau": 0.05, **NEW_NOISE, "policy_delay": 1},
+        probes={
+            "flashsac": Probes(
+                {
+                    "lr": [[0, 1e-2], [600, 1e-3]],
+                    "tau": 0.05,
+                    **NEW_NOISE,
+                    "policy_delay": 1,
+                    "v_min": -2.0,
+                    "v_max": 3.0,
+                    "bounded_rewards": False,
+                },
+                900,
+                long=ONE_IN_A_BOX,
+            )
+        },
+        actions=("Box",),
+        small=NEW_NOISE,
+        on_device={"bounded_rewards": False},
+        memory={
+            "flashsac": Memory(
+                {**SOFT_FROM_SEQUENCES, **NEW_NOISE, "target_entropy": -2.0, "bounded_rewards": False},
+                in_a_box=True,
+                steps=8_000,
+            )
+        },
+        comparisons={
+            ", empty shards": Comparison({**CLIPPED, "tau": 0.1, "num_atoms": 11}, {"empty": True}, "fast"),
+            ", squared errors, plain networks": Comparison(
+                {
+                    **CLIPPED,
+                    "tau": 0.1,
+                    "categorical_critic": False,
+                    "batch_norm": False,
+                    "unit_norm_weights": False,
+                    "bounded_rewards": False,
+                },
+                {"empty": True},
+            ),
+            ", sequences of a GRU, empty shards": Comparison(
+                {**CLIPPED, "tau": 0.1, "num_atoms": 11},
+                {"memory": "gru", "minibatch_size": 4, "empty": True},
+                "faults",
+            ),
+        },
+        refused=(
+            *OF_SAMPLES,
+            ("training.v_max", -5.0, "must be a finite number above v_min"),
+            ("training.policy_freq", 2, "'policy_delay'?"),
+            ("training.n_atoms", 2, "'num_atoms'?"),
+        ),
+        limits={"policy_delay": COUNT, "num_atoms": "at least 2", "noise_repeat": COUNT, "target_std": "above 0"},
         lacks={},
         walks=("Box",),
     ),

@@ -7,6 +7,7 @@ from lockstep.algorithms.c51 import C51Config, C51Learner
 from lockstep.algorithms.cql import CQLConfig, CQLLearner, CQLTraining
 from lockstep.algorithms.crossq import CrossQConfig, CrossQLearner, CrossQTraining
 from lockstep.algorithms.dqn import DQNConfig, DQNLearner, DQNTraining
+from lockstep.algorithms.flashsac import FlashSACConfig, FlashSACLearner, FlashSACTraining
 from lockstep.algorithms.impala import IMPALAConfig, IMPALALearner
 from lockstep.algorithms.iql import IQLConfig, IQLLearner, IQLTraining
 from lockstep.algorithms.iqn import IQNConfig, IQNLearner, IQNTraining
@@ -47,6 +48,7 @@ ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     SACConfig,
     TQCConfig,
     CrossQConfig,
+    FlashSACConfig,
     TD3Config,
 )
 
@@ -85,6 +87,9 @@ __all__ = [
     "DQNConfig",
     "DQNLearner",
     "DQNTraining",
+    "FlashSACConfig",
+    "FlashSACLearner",
+    "FlashSACTraining",
     "IMPALAConfig",
     "IMPALALearner",
     "IQLConfig",

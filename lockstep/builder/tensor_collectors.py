@@ -242,8 +242,15 @@ HOST_RULES = (
     ),
     HostRule(
         "environment(normalize_observations=..., normalize_rewards=...)",
-        lambda config, part: config.is_off_policy and part.has_statistics,
+        lambda config, part: (
+            config.is_off_policy and (part.connectors.obs.has_statistics or config.environment.normalize_rewards)
+        ),
         "running statistics over a replay buffer are computed on the host",
+    ),
+    HostRule(
+        "training(bounded_rewards=True)",
+        lambda config, part: config.training.return_bound is not None,
+        "the returns that bound the rewards of a replay buffer are computed on the host",
     ),
     HostRule(
         "environment(normalize_observations=...)",

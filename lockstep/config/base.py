@@ -56,7 +56,7 @@ from lockstep.modules import (
     RLModuleSpec,
 )
 from lockstep.modules.config import RLModuleSection
-from lockstep.modules.exploration import LOG_STD_INIT, NOISY_SIGMA, make_exploration, needs_box
+from lockstep.modules.exploration import LOG_STD_INIT, NOISY_SIGMA, RepeatedNoise, make_exploration, needs_box
 from lockstep.modules.model_config import ModelConfig, options_of
 from lockstep.options.checks import suggestion
 from lockstep.options.schedules import stages_of
@@ -558,6 +558,8 @@ class BaseConfig:
             return "epsilon"
         if hasattr(self.training, "exploration_noise"):
             return "normal"
+        if getattr(self.training, "noise_repeat", 1) > 1:
+            return "repeated"
         return None
 
     def exploration(self, module: RLModule) -> Exploration | None:
@@ -565,6 +567,8 @@ class BaseConfig:
         kind = self.explores_by
         if kind is None:
             return None
+        if kind == "repeated":
+            return RepeatedNoise(module.action_dist_cls, self.training.noise_repeat)  # type: ignore[attr-defined]
         defaults = {name: getattr(self.training, name, None) for name in ("epsilon", "exploration_noise")}
         return make_exploration(kind, self.env_runners.exploration_config, module, **defaults)
 

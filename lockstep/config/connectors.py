@@ -71,7 +71,10 @@ class ConnectorBuilder:
         for connector in learner:
             connector.check_plain("training.learner_connector")
         rewards = None
-        if self.environment.normalize_rewards:
+        bound = self.training.return_bound
+        if bound is not None:
+            rewards = NormalizeRewards(gamma=self.training.gamma, clip=None, bound=bound)
+        elif self.environment.normalize_rewards:
             rewards = NormalizeRewards(gamma=self.training.gamma, clip=self.environment.clip_rewards)
         connectors = ModuleConnectors(
             obs=pipeline, rewards=rewards, actions=actions, recorded=recorded, learner=tuple(learner)

@@ -101,6 +101,15 @@ def _device_is_missing(name: str) -> bool:
     return False
 
 
+def _remembers_environments(option: str, kinds: tuple[str, ...], advice: str) -> Rule[BaseConfig]:
+    """Return the rule for kinds of exploration that keep their noise for each environment, not for each agent."""
+    return Rule(
+        option,
+        lambda config: config.explores_by in kinds and config.is_multi_agent,
+        f"is not allowed for several agents: it remembers for each environment; {advice}",
+    )
+
+
 def _is_plain_adam(optimizer: object, settings: Mapping[str, Any]) -> bool:
     """Return whether the optimizer is Adam in the form that can be compiled."""
     return optimizer == "adam" and not any(settings.get(name) for name in ("weight_decay", "amsgrad"))
@@ -135,11 +144,8 @@ OF_RUN: tuple[Rule[BaseConfig], ...] = (
             f"{' and '.join(map(repr, config.explorations)) or 'none'}; leave it out"
         ),
     ),
-    Rule(
-        "env_runners.exploration",
-        lambda config: config.env_runners.exploration in ("ou", "gsde") and config.is_multi_agent,
-        "is not allowed for several agents: it remembers for each environment; leave it out, or use 'normal'",
-    ),
+    _remembers_environments("env_runners.exploration", ("ou", "gsde"), "leave it out, or use 'normal'"),
+    _remembers_environments("training.noise_repeat", ("repeated",), "set noise_repeat=1"),
     Rule(
         "evaluation.evaluation_num_env_runners",
         lambda config: (

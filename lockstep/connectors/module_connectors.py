@@ -169,17 +169,27 @@ class NormalizeRewards:
         gamma: Discount of the running return, in [0, 1].
         clip: Limit of the scaled rewards. None sets no limit.
         epsilon: Added to the variance.
+        bound: Limit of the scaled running returns so far: rewards are divided by the standard deviation or, if that is
+            larger, by the largest running return / bound (Lee et al. 2025, "SimbaV2", arXiv:2502.15280, section 4.3).
+            None sets no limit.
 
     Raises:
         ValueError: An argument is not allowed.
     """
 
-    def __init__(self, gamma: float = 0.99, clip: float | None = 10.0, epsilon: float = 1e-8) -> None:
+    def __init__(
+        self, gamma: float = 0.99, clip: float | None = 10.0, epsilon: float = 1e-8, bound: float | None = None
+    ) -> None:
         if not 0.0 <= gamma <= 1.0 or not epsilon > 0 or (clip is not None and not clip > 0):
             raise ValueError(
                 f"NormalizeRewards needs gamma in [0, 1], clip > 0 (or None) and epsilon > 0, got {gamma}, {clip} and "
                 f"{epsilon}"
             )
+        if bound is not None and not bound > 0:
+            raise ValueError(f"NormalizeRewards needs bound > 0 (or None), got {bound}")
+        self.bound = bound
+        self.largest = 0.0
+        """Largest absolute running return so far. Only used with a bound."""
         self.gamma = float(gamma)
         self.clip = clip
         self.epsilon = float(epsilon)
@@ -260,7 +270,10 @@ class NormalizeRewards:
         else:
             counted_rows = counting & valid
         moments = RunningMoments()
-        moments.update(returns.reshape(-1) if counted_rows is None else returns[counted_rows])
+        counted = returns.reshape(-1) if counted_rows is None else returns[counted_rows]
+        moments.update(counted)
+        if self.bound is not None and counted.size:
+            self.largest = max(self.largest, float(np.abs(counted).max()))
         return moments
 
     def normalize_tensors(self, rewards: torch.Tensor, dones: torch.Tensor) -> torch.Tensor:
@@ -323,7 +336,10 @@ class NormalizeRewards:
 
     def scale(self, rewards: np.ndarray) -> np.ndarray:
         """Return rewards of any shape, scaled with the current statistics, which do not change."""
-        factor = rewards.dtype.type(1.0 / np.sqrt(float(self.moments.var) + self.epsilon))
+        divisor = np.sqrt(float(self.moments.var) + self.epsilon)
+        if self.bound is not None:
+            divisor = max(divisor, self.largest / self.bound)
+        factor = rewards.dtype.type(1.0 / divisor)
         scaled: np.ndarray = self._scaled(rewards, factor)
         return scaled
 
@@ -334,7 +350,8 @@ class NormalizeRewards:
 
     def get_state(self) -> dict[str, Any]:
         """Return the moments and the running returns."""
-        return {"moments": self.moments.get_state(), "returns": self._returns.copy()}
+        state = {"moments": self.moments.get_state(), "returns": self._returns.copy()}
+        return state if self.bound is None else {**state, "largest": self.largest}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the state that `get_state` returned."""
@@ -342,6 +359,7 @@ class NormalizeRewards:
         moments.set_state(state["moments"])
         self.moments = moments
         self._returns = np.array(state["returns"], dtype=np.float64)
+        self.largest = float(state.get("largest", 0.0))
         self.copy_to_device()
 
 

@@ -138,6 +138,11 @@ class TrainingSection(Section[ConfigT]):
         changed.validate()
         return changed
 
+    @property
+    def return_bound(self) -> float | None:
+        """Bound of the discounted returns, to which rewards are scaled. None: rewards are not bounded."""
+        return None
+
     def validate(self) -> None:
         """Check that the minibatch is not larger than the batch, and the symmetry; `ValueError` otherwise."""
         if isinstance(self.minibatch_size, int) and self.minibatch_size > self.train_batch_size:

@@ -33,6 +33,7 @@ from lockstep.modules.defaults.actor_critic import (
     default_module_class,
 )
 from lockstep.modules.defaults.normalized_critics import BatchRenorm, DefaultCrossQModule, NormalizedCritics
+from lockstep.modules.defaults.residual_critics import DefaultFlashSACModule
 from lockstep.modules.defaults.transition_module import DefaultPolicyModule, MemoryFeatures, TransitionModule
 from lockstep.modules.encoders import (
     Encoder,
@@ -50,6 +51,7 @@ from lockstep.modules.exploration import (
     GaussianNoise,
     NoisyWeights,
     OrnsteinUhlenbeckNoise,
+    RepeatedNoise,
     StateDependentNoise,
 )
 from lockstep.modules.layers import BatchedMLP, NoisyLinear, StateDependentHead
@@ -82,6 +84,7 @@ __all__ = [
     "BatchedMLP",
     "DefaultActorCriticModule",
     "DefaultCrossQModule",
+    "DefaultFlashSACModule",
     "DefaultIQLModule",
     "DefaultPolicyModule",
     "DefaultQModule",
@@ -117,6 +120,7 @@ __all__ = [
     "Recurrence",
     "RecurrentActor",
     "RecurrentActorCriticModule",
+    "RepeatedNoise",
     "StateDependentHead",
     "StateDependentNoise",
     "TorchActor",

@@ -318,6 +318,73 @@ class AddedNoise(Exploration):
         return (policy.sample() + noise).clamp(-1.0, 1.0)
 
 
+class RepeatedNoise(Exploration):
+    """Random numbers of a policy's distribution that are kept for several steps (Kim et al. 2026, arXiv:2604.04539).
+
+    The number n of steps is between 1 and `longest`, and has a probability proportional to n^-2, so that most numbers
+    are new and some go on for long (Dabney et al. 2021, arXiv:2006.01782). Each environment has numbers of its own,
+    which are new when an episode begins. Without a collector's state all numbers are new.
+
+    Args:
+        action_dist: Distribution of the policy.
+        longest: Largest number of steps.
+    """
+
+    keeps_density = True
+    wraps_acting = True
+    draws_on_device = True
+
+    def __init__(self, action_dist: ActionDist, longest: int) -> None:
+        self.action_dist = action_dist
+        chances = np.arange(1, longest + 1, dtype=np.float64) ** -2
+        self._cumulated = Constant((np.cumsum(chances / chances.sum())[:-1]).astype(np.float32))
+        """Probabilities `[longest - 1]` of at most 1, 2, ... steps."""
+
+    def draw_noise(self, rng: np.random.Generator, leading_shape: Sequence[int], step: int) -> Noise:
+        """Draw the random numbers of the distribution, and on the last axis one more that decides how long they last.
+
+        That one is uniform in [0, 1).
+        """
+        policy_noise = self.action_dist.draw_noise(rng, leading_shape)
+        return np.concatenate([policy_noise, rng.random((*leading_shape, 1), np.float32)], axis=-1)
+
+    def initial_state(self, num_envs: int) -> State:
+        """Return the numbers in use, `[num_envs, A + 1]`, and the number of steps for which they remain in use."""
+        width = self.action_dist.noise_size + 1
+        return {"noise": np.zeros((num_envs, width), np.float32), "left": np.zeros(num_envs, np.int64)}
+
+    def advance(self, noise: Noise, state: State, begins: np.ndarray, generators: Generators) -> Noise:
+        """Return the numbers `[B, A + 1]` of this step: the given ones where the last ones are used up."""
+        kept = state["noise"]
+        left = state["left"]
+        due = begins | (left == 0)
+        kept[due] = noise[due]
+        left[due] = 1 + np.searchsorted(self._cumulated.array, noise[due, -1], side="right")
+        left -= 1
+        return kept
+
+    def act(self, act: Callable[..., Any], obs: Tree, noise: Noise | None, *state: Mapping[str, np.ndarray]) -> Any:
+        """Return the result of `act(obs, noise, *state)` with the numbers of the distribution."""
+        return act(obs, None if noise is None else noise[..., :-1], *state)
+
+    def draw_on_device(self, num_rows: int, level: Tensor, generator: torch.Generator) -> Tensor:
+        size = (num_rows, self.action_dist.noise_size)
+        numbers = torch.randn(size, generator=generator, device=level.device)
+        return torch.cat([numbers, torch.rand(num_rows, 1, generator=generator, device=level.device)], dim=-1)
+
+    def advance_on_device(self, numbers: Tensor, state: DeviceState, begins: Tensor) -> Tensor:
+        kept = state["noise"]
+        left = state["left"]
+        due = begins | (left == 0)
+        kept.copy_(torch.where(due.unsqueeze(-1), numbers, kept))
+        lengths = 1 + torch.searchsorted(self._cumulated.like(numbers), numbers[:, -1].contiguous(), right=True)
+        left.copy_(torch.where(due, lengths, left)).sub_(1)
+        return kept
+
+    def act_on_device(self, policy: DevicePolicy, noise: Tensor) -> Tensor:
+        return policy.distribution().sample_with_noise(noise[..., :-1])
+
+
 class NoisyWeights(Exploration):
     """Noise in a network's weights (`NoisyLinear`). The best action of the noisy network is taken.
 

@@ -92,6 +92,8 @@ class ModelConfig:
     layer_norm: bool = False
     """Layer normalisation (Ba et al. 2016) between each dense layer or convolution of an encoder and its activation.
     Not used in critics `Q(s, a)` and custom encoders. Set by PQN."""
+    batch_norm: bool = False
+    """Batch normalisation in the residual networks of FlashSAC. Set by FlashSAC."""
     vf_share_layers: bool = False
     """One encoder (and one memory) for policy and value, as is usual for images. False: each has its own."""
     q_share_layers: bool = False
@@ -145,7 +147,7 @@ class ModelConfig:
     (in TQC the mean)."""
     critic_hiddens: tuple[int, ...] | None = None
     """Widths of the hidden layers of critics `Q(s, a)`. Defaults to `hiddens`, except for TQC (512, 512, 512) and
-    CrossQ (2048, 2048): their critics follow this option alone."""
+    CrossQ (2048, 2048): their critics follow this option alone. In FlashSAC it is the width of each residual block."""
     log_std_bounds: tuple[float, float] = (-20.0, 2.0)
     """Bounds of the logarithm of SAC's standard deviations."""
     recurrent: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from algorithm_cases import OFF_POLICY, class_of
+from algorithm_cases import OFF_POLICY, class_of, has_option
 from mirror_parts import mirror
 
 from lockstep import AlgorithmConfig, DQNConfig, Learner, MultiRLModuleSpec, RLModuleSpec, get_config
@@ -23,6 +23,7 @@ OVERRIDES = "rl_module.algorithm_config_overrides_per_module"
 BARE = {"env_runners.add_default_connectors": False}
 WITHOUT_HOOK = "a learner without after_gradient_step"
 ELSEWHERE = {"env_runners.num_env_runners": 1}
+WITH_REPEATED_NOISE = next(name for name in OFF_POLICY if has_option(name, "noise_repeat"))
 OF_ONE_STEP = next(name for name in OFF_POLICY if not class_of(name).can_sum_rewards)
 
 
@@ -52,6 +53,7 @@ CASES: list[tuple[str, str, Settings, str]] = [
     ("ppo", "callbacks.callbacks_class", {"callbacks.callbacks_class": Misspelt}, "on_epoch_end"),
     ("ppo", "env_runners.exploration", {"env_runners.exploration": "ou"}, "'ou' is not allowed for ppo"),
     ("sac", "env_runners.exploration", TWO | MAPPING | {"env_runners.exploration": "ou"}, "for several agents"),
+    (WITH_REPEATED_NOISE, "training.noise_repeat", TWO | MAPPING, "set noise_repeat=1"),
     (
         "ppo",
         "evaluation.evaluation_num_env_runners",

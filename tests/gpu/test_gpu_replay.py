@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from algorithm_cases import OFF_POLICY, WITH_ATOMS, class_of, takes
+from algorithm_cases import ALGORITHM_CASES, OFF_POLICY, WITH_ATOMS, class_of, takes
 from trained_weights import difference, steps, weights
 
 from lockstep import get_config
@@ -30,7 +30,7 @@ def config_of(name: str = "sac", device: str = "cuda", *, num_envs: int = 256, *
     """An iteration: four vector steps, three gradient steps."""
     config = get_config(name).environment("tensor/Pendulum-v1" if takes(name, "box") else "tensor/CartPole-v1")
     config.env_runners(num_envs_per_env_runner=num_envs, rollout_fragment_length=4)
-    config.training(train_batch_size=512, lr=1e-3, **OPTIONS.get(name, {}))
+    config.training(train_batch_size=512, lr=1e-3, **OPTIONS.get(name, {}), **ALGORITHM_CASES[name].on_device)
     config.replay(capacity=40 * num_envs, learning_starts=8 * num_envs, update_per_step=3 / (4 * num_envs))
     config.replay(n_step=N_STEP.get(name, 1))
     config.rl_module(model_config={"hiddens": (64, 64), "critic_hiddens": (64, 64)}).evaluation(evaluation_interval=0)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from algorithm_cases import OFF_POLICY, class_of, has_option, takes
+from algorithm_cases import ALGORITHM_CASES, OFF_POLICY, class_of, has_option, takes
 from host_waits import NoWaits
 from parts import fast_if, one_in
 from stand_in_graph import use_stand_ins
@@ -31,6 +31,7 @@ ROWS = SIZE * STEPS
 def config_of(name: str, env_id: Any = "tensor/Pendulum-v1", **training: Any) -> Any:
     env = env_id if isinstance(env_id, str) else env_id(B)
     config = get_config(name).environment(env).env_runners(num_envs_per_env_runner=B, rollout_fragment_length=10)
+    training = {**ALGORITHM_CASES[name].on_device, **training}
     config.training(train_batch_size=SIZE, lr=1e-2, **training).replay(capacity=60 * B, learning_starts=10 * B)
     config.rl_module(model_config={"hiddens": (16,), "critic_hiddens": (16,)})
     config.framework(dtype="float64").debugging(seed=3)

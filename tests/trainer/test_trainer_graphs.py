@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from algorithm_cases import NAMES, class_of, has_option, takes
+from algorithm_cases import ALGORITHM_CASES, NAMES, class_of, has_option, takes
 from parts import one_in
 from stand_in_graph import use_stand_ins
 
@@ -39,6 +39,7 @@ def trainer_of(name: str, option: str | None) -> Any:
     config.env_runners(num_envs_per_env_runner=B, rollout_fragment_length=T)
     config.rl_module(model_config={"hiddens": (4,)}).reporting(total_steps=10**6, steps_per_epoch=B * T)
     config.evaluation(evaluation_interval=0).debugging(seed=3).framework(compile=False)
+    config.training(**ALGORITHM_CASES[name].on_device)
     if config.is_off_policy:
         config.training(train_batch_size=8).replay(capacity=30 * B * T, learning_starts=B * T)
         config.replay(update_per_step=2 / (B * T))

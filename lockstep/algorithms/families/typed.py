@@ -134,6 +134,22 @@ class DQNOptions(ActionValueOptions, total=False):
     huber_delta: float | None
 
 
+class FlashSACOptions(TargetSoftActorCriticOptions, total=False):
+    """Options of `FlashSACTraining`."""
+
+    target_std: float
+    policy_delay: int
+    categorical_critic: bool
+    num_atoms: int
+    v_min: float
+    v_max: float
+    unit_norm_weights: bool
+    batch_norm: bool
+    joint_batch: bool
+    bounded_rewards: bool
+    noise_repeat: int
+
+
 class IQLOptions(TargetActorCriticOptions, total=False):
     """Options of `IQLTraining`."""
 

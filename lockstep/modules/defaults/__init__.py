@@ -14,12 +14,14 @@ from lockstep.modules.defaults.actor_critic import (
     default_module_class,
 )
 from lockstep.modules.defaults.normalized_critics import DefaultCrossQModule, NormalizedCritics
+from lockstep.modules.defaults.residual_critics import DefaultFlashSACModule
 from lockstep.modules.defaults.transition_module import DefaultPolicyModule, TransitionModule
 
 __all__ = [
     "ActionCritics",
     "DefaultActorCriticModule",
     "DefaultCrossQModule",
+    "DefaultFlashSACModule",
     "DefaultIQLModule",
     "DefaultPolicyModule",
     "DefaultQModule",

@@ -73,18 +73,21 @@ class ActionCritics(nn.Module):
             num_inputs += num_actions
             mlp_outputs = self.num_outputs
 
+        self.hiddens = config.hiddens if config.critic_hiddens is None else config.critic_hiddens
+        self.mlp = self.make_mlp(num_inputs, mlp_outputs, config)
+
+    def make_mlp(self, num_inputs: int, num_outputs: int, config: ModelConfig) -> BatchedMLP:
+        """Return the new batched networks above the features."""
         hidden_gain: float | None = None
         output_gain: float | None = None
         if config.orthogonal_init:
             hidden_gain = config.hidden_gain
             output_gain = config.value_gain
-
-        self.hiddens = config.hiddens if config.critic_hiddens is None else config.critic_hiddens
-        self.mlp = self.mlp_class(
+        return self.mlp_class(
             config.num_critics,
             num_inputs,
             self.hiddens,
-            mlp_outputs,
+            num_outputs,
             activation=config.activation,
             hidden_gain=hidden_gain,
             output_gain=output_gain,
