@@ -91,7 +91,7 @@ def draw(lines: list[dict[str, Any]]) -> None:
     axes[1].set_ylabel("return")
     for axis in axes:
         axis.set_xlabel("environment steps")
-    axes[0].legend()
+    axes[1].legend(loc="lower right")
     figure.tight_layout()
     figure.savefig(PICTURE, dpi=120)
 
