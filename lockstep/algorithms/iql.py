@@ -33,6 +33,7 @@ from lockstep.algorithms.families.transitions import (
 )
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
+from lockstep.data.groups import CRITIC, POLICY
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.learner.sequences import TARGET_OBS
@@ -68,6 +69,7 @@ class IQLTraining(TargetActorCriticTraining[ConfigT]):
 class IQLLearner(TransitionLearner[IQLTraining]):
     """The update of IQL."""
 
+    observed_by = (POLICY, CRITIC)
     updates_targets_after_step = True
 
     def setup_module(self, module_id: str) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 from lockstep.algorithms.families.transitions import TransitionLearner, td_targets
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
+from lockstep.data.groups import CRITIC, POLICY
 from lockstep.data.trajectories import Trajectories
 from lockstep.learner.config import SampledTraining
 from lockstep.learner.inputs import recorded_columns
@@ -67,6 +68,8 @@ class MARWILTraining(SampledTraining[ConfigT]):
 
 class MARWILLearner(TransitionLearner[MARWILTraining]):
     """The update of MARWIL."""
+
+    observed_by = (POLICY, CRITIC)
 
     def setup_module(self, module_id: str) -> None:
         """Make the moving average of squared advantages, which is part of the learner's state."""

@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +27,7 @@ from lockstep.connectors import ModuleConnectors
 from lockstep.data import MultiAgentEpisode
 from lockstep.data.codec import DAMAGE
 from lockstep.data.config import OfflineDataSection
+from lockstep.data.groups import INTRINSIC, Groups, checked_groups
 from lockstep.data.values import check_entries
 from lockstep.envs import VectorBoundary, make_vector
 from lockstep.envs.config import EnvironmentSection
@@ -662,6 +664,21 @@ class BaseConfig:
         return bool(options_of(model_config).get("symmetric", False))
 
     @property
+    def parts_of_networks(self) -> tuple[str, ...]:
+        """Parts of the networks that may have a group of observations."""
+        learner_class: Any = self.training.learner_class or self.learner_class
+        intrinsic = () if self.training.intrinsic_reward is None else (INTRINSIC,)
+        return (*learner_class.observed_by, *intrinsic)
+
+    @property
+    def parts_without_network(self) -> list[str]:
+        """Parts that have a group of observations, and that the algorithm does not have."""
+        all_groups = [self.rl_module.observation_groups or {}]
+        all_groups += [getattr(spec, "observation_groups", None) or {} for spec in self.module_specs().values()]
+        named = dict.fromkeys(itertools.chain.from_iterable(all_groups))
+        return [part for part in named if part not in self.parts_of_networks]
+
+    @property
     def modules_are_known(self) -> bool:
         """Whether the ids of all modules follow from the configuration alone, without making the environment."""
         return self._modules_are_named or not _may_have_agents(self.environment.env)
@@ -973,32 +990,20 @@ class BaseConfig:
         """Return the connectors and the network of each module, by id."""
         specs = self.module_specs()
         is_single = list(specs) == [DEFAULT_MODULE_ID]
+        if self.rl_module.observation_groups is not None and self._groups_of_environment():
+            warnings.warn(
+                f"rl_module.observation_groups={self.rl_module.observation_groups} is used, and the environment's "
+                f"{dict(self._groups_of_environment() or {})} are not",
+                stacklevel=2,
+            )
         connectors = {}
         modules = {}
-        if self.multi_agent.centralized_critic:
-            specs = self._with_critic_spaces(specs, env)
         for module_id, (observation_space, action_space) in spaces.items():
             connectors[module_id], module_spaces = self.build_connectors(observation_space, action_space, module_id)
             # Several modules have different initial weights, and none depends on the number of the others.
             module_streams = streams if is_single else streams.child(module_id)
             modules[module_id] = self.build_module(specs[module_id], *module_spaces, module_streams)
         return connectors, modules
-
-    def _with_critic_spaces(
-        self, specs: Mapping[str, RLModuleSpec | RLModule], env: object
-    ) -> dict[str, RLModuleSpec | RLModule]:
-        """Return the specs with the space of a centralised critic: their own, or else that of the environment."""
-        lacking = {mid: spec for mid, spec in specs.items() if not spec.is_built and not spec.critic_space}
-        if not lacking:
-            return dict(specs)
-        with self._agent_adapter(env) as adapter:
-            if adapter is None:
-                raise ValueError(
-                    "multi_agent.centralized_critic needs an environment that says what the critic sees; give one, or "
-                    "policies={module_id: RLModuleSpec(critic_space=...)}"
-                )
-            space = adapter.critic_space()
-        return {**specs, **{mid: replace(spec, critic_space=space) for mid, spec in lacking.items()}}
 
     def build_learner_group(
         self,
@@ -1056,10 +1061,27 @@ class BaseConfig:
         builder = ModuleBuilder(
             self.rl_module,
             algorithm=self.algorithm,
+            observation_groups=self._observation_groups(),
             module_class=self.module_class,
+            has_central_state=bool(self.multi_agent.centralized_critic),
             complete_model_config=self.complete_model_config,
         )
         return builder.build(spec, observation_space, action_space, streams)
+
+    def _observation_groups(self) -> Groups | None:
+        """Return the configured observation groups, or else the groups that the environment brings with it.
+
+        Of the environment's groups only parts that this algorithm has are taken, since it was made for any algorithm.
+        """
+        if self.rl_module.observation_groups is not None:
+            return checked_groups(self.rl_module.observation_groups)
+        groups = checked_groups(self._groups_of_environment())
+        return {part: keys for part, keys in groups.items() if part in self.parts_of_networks} or None
+
+    def _groups_of_environment(self) -> Groups | None:
+        """Return the observation groups of a finished environment, such as an `RslRlEnv`; None if it has none."""
+        groups = getattr(self.environment.env, "observation_groups", None)
+        return groups if isinstance(groups, Mapping) else None
 
     def build_connectors(
         self,

@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from lockstep.config.base import BaseConfig
+from lockstep.data.groups import CRITIC, POLICY
 from lockstep.modules import DEFAULT_MODULE_ID
 from lockstep.options.schedules import stages_of
 from lockstep.rollout.callbacks import misspelt_event, overridden_events
@@ -279,20 +280,23 @@ OF_MODULES: tuple[Rule[BaseConfig], ...] = (
         lambda config: config.multi_agent.centralized_critic,
         Rule(
             "multi_agent.centralized_critic",
-            lambda config: not config.learner_class.has_state_critic,
+            lambda config: CRITIC not in config.learner_class.observed_by,
             lambda config: (
-                f"is not allowed for {config.algorithm}, with no critic of states; use ppo, a2c, trpo, impala or appo"
+                f"is not allowed for {config.algorithm}, which has no critic; use an actor-critic, such as ppo or sac"
             ),
-        ),
-        Rule(
-            "multi_agent.centralized_critic",
-            lambda config: _has_any(config.rl_module.model_config, "recurrent", "attention"),
-            "is not allowed with a network that has a memory; leave out one of them",
         ),
         Rule(
             "multi_agent.centralized_critic",
             lambda config: _has_any(config.rl_module.model_config, "vf_share_layers"),
             "needs a network of its own; set rl_module(model_config={'vf_share_layers': False})",
+        ),
+    ),
+    Rule(
+        "rl_module.observation_groups",
+        lambda config: config.parts_without_network,
+        lambda config: (
+            f"has a group for {', '.join(map(repr, config.parts_without_network))}, which {config.algorithm} with "
+            f"these options does not have; its parts are {', '.join(map(repr, config.parts_of_networks))}"
         ),
     ),
     *only(
@@ -384,6 +388,12 @@ OF_SYMMETRY: tuple[Rule[BaseConfig], ...] = (
             "env_runners.exploration",
             lambda config: config.env_runners.exploration == "gsde" and config.symmetric_modules,
             f"is not allowed with {SYMMETRIC}: its noise depends on the features of one image only; leave it out",
+        ),
+        Rule(
+            "rl_module.observation_groups",
+            lambda config: POLICY in (config.rl_module.observation_groups or {}) and config.symmetric_modules,
+            f"does not go with {SYMMETRIC}: the function of the symmetry may need entries that the policy does not "
+            "see; leave out the group 'policy', or learn from mirror images (symmetry_augmentation) without it",
         ),
     ),
 )

@@ -187,6 +187,12 @@ class Connector(ABC):
         """Return the memory after the actions `[B, ...]` of this step, in the form of the environment."""
         return memory
 
+    def keep_entries(self, space: Space[Any]) -> None:  # noqa: B027
+        """Prepare for data with the entries of `space` alone, which are some of the entries of the bound space.
+
+        Called for a copy that is exported. A connector with a memory for each entry drops those of other entries.
+        """
+
     def check_plain(self, option: str) -> None:
         """Raise `ValueError` if this has statistics or a memory, which the connectors of `option` must not have."""
         for has_feature, feature in ((self.has_statistics, "statistics"), (self.has_memory, "a memory")):
@@ -255,11 +261,15 @@ def same(data: Tree) -> Any:
 
 
 def apply_leaves(transforms: Tree, data: Tree) -> Tree:
-    """Return the tree `data` with each leaf transformed by the function at its place in `transforms`."""
-    return map_pair(_apply, transforms, data)
+    """Return the tree `data` with each leaf transformed by the function at its place in `transforms`.
+
+    Entries that only `transforms` has are passed over.
+    """
+    # Along the data, and not along the transforms: acting has the entries that the policy sees, and no others.
+    return map_pair(_apply, data, transforms)
 
 
-def _apply(transform: Leaf, data: Tree) -> Tree:
+def _apply(data: Tree, transform: Leaf) -> Tree:
     return transform(data)
 
 
@@ -468,13 +478,21 @@ def _leading(leaf: Tree, space: Space[Any]) -> tuple[int, ...] | None:
 
 
 def _with_spaces(tree: Tree, space: Space[Any]) -> Iterator[tuple[Any, Space[Any]]]:
-    """Yield each leaf of a space with the array at its place in the tree, or None if the tree has none there."""
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        items = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        parts: dict[Any, Space[Any]] = dict(items)
-        fits = isinstance(tree, Mapping | tuple) and len(tree) == len(parts)
-        for key, part in parts.items():
-            yield from _with_spaces(tree[key] if fits else None, part)
+    """Yield each leaf of a space with the array at its place in the tree, or None if the tree is of another kind.
+
+    Entries of a Dict that the tree does not have are passed over: acting has the entries that the policy sees.
+    """
+    if isinstance(space, spaces.Dict):
+        if not isinstance(tree, Mapping):
+            yield None, space
+            return
+        for key, part in space.spaces.items():
+            if key in tree:
+                yield from _with_spaces(tree[key], part)
+    elif isinstance(space, spaces.Tuple):
+        fits = isinstance(tree, tuple) and len(tree) == len(space.spaces)
+        for index, part in enumerate(space.spaces):
+            yield from _with_spaces(tree[index] if fits else None, part)
     else:
         yield tree, space
 

@@ -102,6 +102,10 @@ class FrameStack(RowMemory):
             part.bind(input_space[key])  # type: ignore[index]
         return self.output_space(input_space)
 
+    def keep_entries(self, space: Space[Any]) -> None:
+        if isinstance(space, spaces.Dict):
+            self._parts = {key: part for key, part in self._parts.items() if key in space.spaces}
+
     @property
     def stacks_on_new_axis(self) -> bool:
         """Whether stacks are `[num_frames, ...]`, the form in which a replay buffer makes them from single frames."""

@@ -17,6 +17,7 @@ from gymnasium.spaces import Space
 
 from lockstep.connectors.connector import Join, Leaf, LeafConnector, apply_leaves, same
 from lockstep.data.actions import carries_mask
+from lockstep.data.groups import STATE
 from lockstep.data.trees import Tree, leaves, map_pair, map_tree
 from lockstep.modules.encoders import channels_last, is_image, one_hot_outputs, spaces_in
 from lockstep.ops.arrays import Array, as_dtype, constant_like, move_axis
@@ -89,6 +90,7 @@ class NormalizeObs(LeafConnector):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         normalizers = self._normalizers()
+        state = self._with_central_state(state)
         if set(state) != {"leaves"} or len(state["leaves"]) != len(normalizers):
             raise ValueError(f"the state does not fit {len(normalizers)} normalised leaves")
         # All states are checked before the first is used: a state that does not fit changes nothing.
@@ -97,6 +99,18 @@ class NormalizeObs(LeafConnector):
             moments.set_state(saved)
         for normalizer, moments in zip(normalizers, restored):
             normalizer.set_moments(moments)
+
+    def _with_central_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a state with statistics of the central state, which begin anew: files of version 0.2 have none."""
+        has_entry = isinstance(self._leaves, dict) and _is_normalizer(self._leaves.get(STATE))
+        if not has_entry or len(state.get("leaves", ())) != len(self.moments) - 1:
+            return state
+        others = [leaf for name, leaf in self._leaves.items() if name != STATE]
+        before = list(self._leaves).index(STATE)
+        number_before = sum(map(_is_normalizer, leaves(tuple(others[:before]))))
+        with_state = list(state["leaves"])
+        with_state.insert(number_before, RunningMoments(self._leaves[STATE].moments.shape).get_state())
+        return {"leaves": with_state}
 
     def _normalizers(self) -> list[_Normalizer]:
         """Return the transforms of the normalised leaves, in the order of the space."""

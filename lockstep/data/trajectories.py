@@ -12,6 +12,7 @@ statistics - has the same values as on one learner. `owned` marks the rows to tr
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -20,12 +21,13 @@ import numpy as np
 
 from lockstep.data.columns import Columns, is_state_column
 from lockstep.data.episode import NO_EXTRAS, SingleAgentEpisode
+from lockstep.data.groups import with_state
 from lockstep.data.trees import Tree, leaves, map_tree, rows_of, zip_trees
 from lockstep.options.checks import check_whole
 
 _IN_GRID = (
     *("obs", "actions", "rewards", "terminateds", "truncateds", "cuts", "dones", "valid", "starts"),
-    *("action_logp", "recorded", "critic_obs"),
+    *("action_logp", "recorded"),
 )
 """Fields with a value for each row of the grid."""
 _VALUES_OF_INDEX = {"bootstrap_index": "bootstrap_obs", "state_index": "states", "terminal_index": "terminal_obs"}
@@ -84,10 +86,6 @@ class Trajectories:
     """Flat rows `[E]` int64 at which an episode terminated."""
     terminal_obs: Tree = None
     """True next observations `[E, ...]` of these rows."""
-    critic_obs: np.ndarray | None = None
-    """Input `[T, B, ...]` of a centralised critic at each observation. None without such a critic."""
-    bootstrap_critic_obs: np.ndarray | None = None
-    """Input `[K, ...]` of a centralised critic at `bootstrap_obs`."""
 
     def next_obs(self) -> Tree:
         """Return a copy of the true next observations `[T * B, ...]`, with zeros after the last row of the data."""
@@ -101,6 +99,22 @@ class Trajectories:
                 for leaf, values in zip(leaves(next_obs), leaves(obs)):
                     leaf[index] = values
         return next_obs
+
+    def add_central_state(self, states: list[np.ndarray], is_open: np.ndarray) -> None:
+        """Add the central states `[T + 1, ...]` of each piece to the observations, as entries.
+
+        `is_open` [pieces]: whether the piece does not end with a termination.
+        """
+        warnings.warn(
+            f"the infos of the episodes have {Columns.CRITIC_OBS!r}, as in version 0.2. It is read as the entry "
+            "'state' of the observations; record it there, {'obs': observation, 'state': state}",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        last_states = np.stack([rows[-1] for rows in states])
+        self.obs = with_state(self.obs, np.concatenate([rows[:-1] for rows in states])[:, None])
+        self.bootstrap_obs = with_state(self.bootstrap_obs, last_states[is_open])
+        self.terminal_obs = with_state(self.terminal_obs, last_states[~is_open])
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -203,8 +217,6 @@ class Trajectories:
             value_name = _VALUES_OF_INDEX[index_name]
             changes[index_name], is_inside = self._rows_in_window(getattr(self, index_name), times, envs)
             changes[value_name] = rows_of(getattr(self, value_name), is_inside)
-            if index_name == "bootstrap_index" and self.bootstrap_critic_obs is not None:
-                changes["bootstrap_critic_obs"] = self.bootstrap_critic_obs[is_inside]
         place = (times.start, envs.start, *self.shape)
         return replace(self, **changes, owned=None, positions=None, place=place)
 
@@ -279,8 +291,7 @@ def trajectories_from_episodes(episodes: Sequence[SingleAgentEpisode]) -> Trajec
         trajectories.states = zip_trees(np.stack, [states[i] for i in with_state], Columns.STATE_IN)
     critic_obs = _critic_obs(pieces)
     if critic_obs is not None:
-        trajectories.critic_obs = np.concatenate([rows[:-1] for rows in critic_obs])[:, None]
-        trajectories.bootstrap_critic_obs = np.stack([rows[-1] for rows in critic_obs])[is_open]
+        trajectories.add_central_state(critic_obs, is_open)
     return trajectories
 
 

@@ -19,7 +19,7 @@ from gymnasium import spaces
 from lockstep.data import MultiAgentEnvError, MultiAgentEpisode
 from lockstep.data.actions import ACTION_MASK
 from lockstep.data.agent_steps import AgentDict, AgentID, spaces_by_agent
-from lockstep.data.columns import Columns
+from lockstep.data.groups import has_state, with_state, with_state_space
 from lockstep.data.multi_agent_episode import MappingFn
 from lockstep.data.trees import Tree, copy_arrays, map_tree
 from lockstep.data.values import BoundsWatch, ObservationForm, as_reward
@@ -54,9 +54,9 @@ class AgentEnvAdapter(ABC):
         env: The environment.
         agent_to_module_mapping_fn: Function that names the module of an agent.
         agent_ids: Add the agent's number in `possible_agents`, one-hot, to its observations.
-        critic: Add the input of a centralised critic to the infos, under `"critic_obs"`: the environment's `state()`
-            ("state"), or the observations of all agents joined, zeros for absent agents ("observations"). True: the
-            state if the environment has one, else the observations.
+        critic: Add a central state to each agent's observations, as the entry "state" (`with_state`): the
+            environment's `state()` ("state"), or the observations of all agents joined, zeros for absent agents
+            ("observations"). True: the state if the environment has one, else the observations.
 
     Attributes:
         episode: The episode under way. The caller may replace it with its successor (`episode.cut()`) between two
@@ -76,6 +76,8 @@ class AgentEnvAdapter(ABC):
         self.mapping_fn = agent_to_module_mapping_fn
         self._agent_ids = agent_ids
         self._critic = critic
+        self._state_space: spaces.Box | None = None
+        """Space of the central state; None until it is known, or without one."""
         self._last_obs: dict[AgentID, Any] = {}
         """Last observation of each agent that is present, for a critic that sees the observations of all."""
         self.episode = MultiAgentEpisode()
@@ -104,7 +106,7 @@ class AgentEnvAdapter(ABC):
         self._last_obs = {}
 
         # The spaces of transformed observations are known to the caller only, so they are not checked.
-        observation_spaces = None if self.transform_observations else self._spaces_with_ids(self._spaces) or None
+        observation_spaces = None if self.transform_observations else self._stored_spaces(self._spaces) or None
         episode_options: dict[str, Any] = {
             "observation_space": observation_spaces,
             "action_space": action_spaces or None,
@@ -160,22 +162,23 @@ class AgentEnvAdapter(ABC):
         return rewards
 
     def spaces(self) -> tuple[dict[AgentID, Any], dict[AgentID, Any]]:
-        """Return the observation and the action spaces of all possible agents; empty if the environment has none."""
+        """Return the observation and the action spaces of all possible agents; empty if the environment has none.
+
+        With a central state this may reset the environment, because most environments do not declare their state.
+        """
+        if self._critic and self._state_space is None:
+            self.begin(seed=0)
         observation_spaces, action_spaces = self.env_spaces()
-        return self._spaces_with_ids(observation_spaces), action_spaces
+        return self._stored_spaces(observation_spaces), action_spaces
 
-    def critic_space(self) -> Any:
-        """Return the space of a centralised critic's input. Resets the environment."""
-        self.begin(seed=0)
-        infos = next(iter(self.episode.agent_episodes.values())).get_infos(0)
-        return spaces.Box(-np.inf, np.inf, infos[Columns.CRITIC_OBS].shape, np.float32)
-
-    def _spaces_with_ids(self, observation_spaces: Mapping[AgentID, Any]) -> dict[AgentID, Any]:
-        """Return the observation spaces, with the agent's number added if `agent_ids` asks for it."""
-        if not self._agent_ids:
-            return dict(observation_spaces)
-        number = len(observation_spaces)
-        return {agent: with_agent_id_space(space, number) for agent, space in observation_spaces.items()}
+    def _stored_spaces(self, observation_spaces: Mapping[AgentID, Any]) -> dict[AgentID, Any]:
+        """Return the observation spaces with what `agent_ids` and `critic` add to them."""
+        stored = dict(observation_spaces)
+        if self._agent_ids:
+            stored = {agent: with_agent_id_space(space, len(stored)) for agent, space in stored.items()}
+        if self._state_space is not None:
+            stored = {agent: with_state_space(space, self._state_space) for agent, space in stored.items()}
+        return stored
 
     def _in_order(self, data: AgentDict | bool | None) -> Any:
         """Return a dict by agent in the order of `possible_agents`, with unknown agents last.
@@ -192,28 +195,27 @@ class AgentEnvAdapter(ABC):
         self, observations: AgentDict, rewards: AgentDict, infos: AgentDict
     ) -> tuple[dict[AgentID, Any], AgentDict]:
         """Return observations and infos in the form in which they are stored and acted on."""
-        copies, infos = self._with_additions(self._copy_observations(observations), infos)
+        copies = self._with_additions(self._copy_observations(observations))
         if self.transform_observations is not None:
             copies = self.transform_observations(copies, rewards)
         return copies, infos
 
-    def _with_additions(
-        self, observations: dict[AgentID, Any], infos: AgentDict
-    ) -> tuple[dict[AgentID, Any], AgentDict]:
-        """Return observations with agent ids, and infos with the critic's input, as far as they are asked for."""
-        if self._critic and observations:
-            critic_obs = self._critic_obs(observations)
-            infos = {agent: {**(infos.get(agent) or {}), Columns.CRITIC_OBS: critic_obs} for agent in observations}
+    def _with_additions(self, observations: dict[AgentID, Any]) -> dict[AgentID, Any]:
+        """Return observations with agent ids and the central state, as far as they are asked for."""
+        with_additions = observations
         if self._agent_ids:
             agents = list(self._spaces)
-            observations = {
+            with_additions = {
                 agent: with_agent_id(observation, agents.index(agent), len(agents))
                 for agent, observation in observations.items()
             }
-        return observations, infos
+        if self._critic and observations:
+            state = self._central_state(observations)
+            with_additions = {agent: with_state(obs, state) for agent, obs in with_additions.items()}
+        return with_additions
 
-    def _critic_obs(self, observations: Mapping[AgentID, Any]) -> np.ndarray:
-        """Return the input of a centralised critic at this env step, float32 `[features]`."""
+    def _central_state(self, observations: Mapping[AgentID, Any]) -> np.ndarray:
+        """Return the central state at this env step, float32 `[features]`."""
         if self._critic == "state":
             return np.array(self.env.state(), np.float32)
 
@@ -231,9 +233,21 @@ class AgentEnvAdapter(ABC):
         return np.concatenate(parts)
 
     def _resolve_critic(self) -> None:
-        """Replace `critic=True` by what the environment offers, and check `critic="state"`. Needs a reset before."""
-        if self._critic not in (True, "state"):
+        """Replace `critic=True` by what the environment offers, check `critic="state"`, and find the central state's
+        space. Needs a reset before."""
+        if not self._critic:
             return
+        if self._critic in (True, "state"):
+            self._resolve_state()
+        if self._critic == "state":
+            size = np.shape(self.env.state())
+        else:
+            plain_spaces = map(_space_without_mask, self._spaces.values())
+            size = (sum(map(spaces.flatdim, plain_spaces)),)
+        self._state_space = spaces.Box(-np.inf, np.inf, size, np.float32)
+
+    def _resolve_state(self) -> None:
+        """Set `_critic` to "state" or "observations". `ValueError` if "state" is asked for and there is none."""
         try:
             has_state = callable(getattr(self.env, "state", None)) and self.env.state() is not None
         except (AttributeError, RuntimeError):  # PettingZoo's base classes raise in place of a missing state
@@ -274,6 +288,13 @@ class AgentEnvAdapter(ABC):
             "to_act": [*map(list, self.to_act.items())],
             "seen": [*map(list, self._last_obs.items())],
         }
+
+    def can_continue(self, state: Mapping[str, Any]) -> bool:
+        """Return whether an episode can be continued from a state of `get_state`.
+
+        With a central state that is not so for files of version 0.2, in which observations have no such entry.
+        """
+        return not self._critic or all(has_state(obs) for _, obs in state["to_act"])
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `get_state` returned. `ValueError` for the state of another environment."""
@@ -567,7 +588,7 @@ class AgentEnvs:
             environment, which must be the only one.
         num_envs: Number of environments B.
         env_config: Keyword arguments for the function.
-        agent_ids, critic: Additions to observations and infos; see `AgentEnvAdapter`.
+        agent_ids, critic: Additions to observations; see `AgentEnvAdapter`.
 
     Attributes:
         agents: The `possible_agents`.

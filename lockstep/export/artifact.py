@@ -15,6 +15,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 
 from lockstep.connectors import ModuleConnectors
+from lockstep.connectors.acting import ActingObservations
 from lockstep.data.spaces import describe_space
 from lockstep.data.trees import Tree
 from lockstep.envs import VectorBoundary
@@ -47,7 +48,7 @@ class ExportablePart(Acting, Protocol):
 
     module: RLModule
     connectors: ModuleConnectors
-    observation_space: Any
+    observations: ActingObservations
     action_space: Any
 
 
@@ -114,7 +115,7 @@ def export_policies(
 
 def _write(part: ExportablePart, folder: Path, origin: Origin, file_format: Format, draws: bool) -> None:
     """Write the files of one artefact after the proof."""
-    graph = ActingGraph(part.module, part.connectors, part.observation_space, part.action_space, draws=draws)
+    graph = ActingGraph(part.module, part.connectors, part.observations, part.action_space, draws=draws)
     file = folder / FILES[file_format]
     write(graph, file, file_format)
 

@@ -17,6 +17,7 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor, nn
 
 from lockstep.connectors import Connector, ModuleConnectors
+from lockstep.connectors.acting import ActingObservations
 from lockstep.data.trees import Tree, map_tree
 from lockstep.modules import RLModule
 from lockstep.ops.arrays import torch_dtype
@@ -114,7 +115,7 @@ class ActingGraph(nn.Module):
     Args:
         module: Network of the policy.
         connectors: Connectors around it.
-        observation_space: Space of a raw observation.
+        observations: Entries of observations that the policy sees, which are the inputs.
         action_space: Action space of the environment.
         draws: Draw actions with an input `noise`, instead of taking the most likely ones.
 
@@ -126,13 +127,15 @@ class ActingGraph(nn.Module):
         self,
         module: RLModule,
         connectors: ModuleConnectors,
-        observation_space: Space[Any],
+        observations: ActingObservations,
         action_space: Space[Any],
         *,
         draws: bool = False,
     ) -> None:
         super().__init__()
+        observation_space = observations.space
         self.observation_space = observation_space
+        self._observations = observations
         self.action_space = action_space
         self.module = acting_copy(module)
         connectors = copy.deepcopy(connectors)
@@ -141,6 +144,8 @@ class ActingGraph(nn.Module):
         """Number of connectors whose outputs are the stored observations, of which a symmetry makes mirror images."""
         self.symmetry = connectors.symmetry if connectors.obs.makes_pairs else None
         """Mirror images of stored observations, for a symmetric network; otherwise None."""
+        for connector in self.obs_connectors:
+            connector.keep_entries(observations.stored_space)
         self.action_connectors: tuple[Any, ...] = ()
         if connectors.actions is not None:
             self.action_connectors = connectors.actions.connectors
@@ -248,6 +253,7 @@ class ActingGraph(nn.Module):
     ) -> tuple[dict[str, Tensor], list[dict[str, Tensor]], dict[str, Tensor]]:
         """Return the network's outputs `[B, ...]`, the memory of each connector, and the network's next state."""
         data = tree_of(self.observation_space, iter([values[port.name] for port in self.observations]))
+        data = self._observations.as_recorded(data)
         memories = []
         images: list[Any] = [data]
         for number, (connector, names) in enumerate(zip(self.obs_connectors, self._memory_names)):
@@ -262,6 +268,7 @@ class ActingGraph(nn.Module):
             memories.append(called[0][1])
         if self.num_recording == len(self.obs_connectors):
             images = self._with_mirror_image(images)
+        images = [self._observations.for_network(image) for image in images]
         data = images[0] if self.symmetry is None else tuple(images)
 
         weight = next((p for p in self.module.parameters() if p.is_floating_point()), None)

@@ -56,7 +56,7 @@ class Acting(Protocol):
     ) -> Any:
         """Return actions, or (actions, next state) for a stateful policy."""
 
-    def get_initial_state(self, num_rows: int) -> dict[str, np.ndarray]:
+    def initial_acting_state(self, num_rows: int) -> dict[str, np.ndarray]:
         """Return the state at the start of an episode, for a number of rows."""
 
     def reset(self, env_index: np.ndarray | None = None) -> None:
@@ -113,7 +113,7 @@ class Proof:
         with self._frames(make_envs) as frames:
             obs, begins, rewards = next(frames)
             num_rows = len(begins)
-            self._state = self.policy.get_initial_state(num_rows) if self.policy.is_stateful else None
+            self._state = self.policy.initial_acting_state(num_rows) if self.policy.is_stateful else None
             while True:
                 self._begin_episodes(begins)
                 # The first frame has no rewards: both sides must take the default.
@@ -156,7 +156,7 @@ class Proof:
         self.policy.reset(rows)
         self.exported.reset(rows)
         if self._state is not None:
-            for name, leaf in self.policy.get_initial_state(1).items():
+            for name, leaf in self.policy.initial_acting_state(1).items():
                 self._state[name][begins] = leaf
 
     def judge(self, inputs: Mapping[str, Any], expected: Tree, actions: Tree, rows: np.ndarray) -> None:

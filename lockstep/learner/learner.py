@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from lockstep.connectors import ModuleConnectors, Symmetry
 from lockstep.data.columns import MIRRORED, Columns
+from lockstep.data.groups import INTRINSIC, POLICY
 from lockstep.data.rollout import RolloutEpisodes
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 from lockstep.data.tensor_rollout import TensorRollout
@@ -139,8 +140,9 @@ class Learner(Generic[Training]):
     intrinsic reward."""
     learns_symmetry: bool = False
     """Whether the loss may see rows together with their mirror images (`training(symmetry=f)`)."""
-    has_state_critic: bool = False
-    """Whether the learner trains a value function of states, whose observations may contain more than the policy's."""
+    observed_by: tuple[str, ...] = (POLICY,)
+    """Parts of the networks that observe: "policy", and "critic" if there are value functions or action values beside
+    it. Each may have its own group of observations (`rl_module(observation_groups=...)`)."""
     updates_targets_after_step: bool = False
     """Whether target networks are updated in `after_gradient_step` and nowhere else.
 
@@ -297,9 +299,11 @@ class Learner(Generic[Training]):
             value = torch.tensor(schedule(0), dtype=self.dtype, device=self.device)
             self.coefficients[module_id, name] = (schedule, value)
         if config.intrinsic_reward is not None:
-            space = self.module[module_id].observation_space
+            module = self.module[module_id]
+            view = module.view_of(INTRINSIC) if INTRINSIC in module.observation_groups else None
+            space = module.observation_space if view is None else view.space
             seed = self.streams.seed(f"{module_id}/{NOVELTY}")
-            novelty = make_intrinsic_reward(config.intrinsic_reward, space, config.intrinsic_coeff, seed)
+            novelty = make_intrinsic_reward(config.intrinsic_reward, space, config.intrinsic_coeff, seed, view)
             parameters = novelty.network.to(device=self.device, dtype=self.dtype).parameters()
             self.register_state(f"{module_id}/{NOVELTY}", novelty)
             self.register_configured(module_id, NOVELTY, parameters, config.lr, config)
@@ -601,7 +605,7 @@ class Learner(Generic[Training]):
         for module_id, part in batch.items():
             novelty = self.novelty_of(module_id)
             if novelty is not None:
-                self._add_novelty_loss(losses, module_id, part, novelty.network(part[Columns.OBS]))
+                self._add_novelty_loss(losses, module_id, part, novelty.errors_of(part[Columns.OBS]))
         gradients = self.compute_gradients(losses)
         computed = time.perf_counter()
         gradients = self.postprocess_gradients(gradients)
@@ -911,7 +915,12 @@ class Learner(Generic[Training]):
         With `mixed_precision` they are computed in bfloat16, and returned in the learner's dtype.
         """
         with self.mixed_precision():
-            outputs = {module_id: self.module[module_id].forward_train(part) for module_id, part in batch.items()}
+            outputs = {}
+            for module_id, part in batch.items():
+                module = self.module[module_id]
+                if module.critic_space is not None:  # a class that was written for version 0.2
+                    part = {**part, **module.network_inputs(part[Columns.OBS])}
+                outputs[module_id] = module.forward_train(part)
         return map_tree(self.to_tensor, outputs) if self.framework.mixed_precision else outputs
 
     def mixed_precision(self) -> AbstractContextManager[Any]:
@@ -1486,10 +1495,6 @@ class Learner(Generic[Training]):
     ) -> dict[str, dict[str, np.ndarray]]:
         """Return copies of weights, `{module_id: {name: array}}`; `KeyError` for an unknown module."""
         return self._state.weights(module_ids, inference_only)
-
-    def critic_space_of(self, module_id: str) -> Any:
-        """Return the observation space of a module's centralized critic; None without such a critic."""
-        return self.module[module_id].critic_space
 
     def acting_weights(self, module_id: str) -> ActingWeights:
         """Return the weights that env runners act with, and the state of observation connectors.

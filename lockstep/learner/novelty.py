@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lockstep.data.actions import ACTION_MASK, without_mask
 from lockstep.data.columns import Columns
+from lockstep.data.groups import PartView
 from lockstep.data.trees import Tree
 from lockstep.learner.many.reduction import Reducer
 from lockstep.learner.minibatches import TensorColumns
@@ -60,11 +61,18 @@ class IntrinsicReward:
     the intrinsic return ends with the episode, as the return of the environment must; in the paper it does not.
     """
 
-    def __init__(self, network: nn.Module, coeff: float) -> None:
+    def __init__(self, network: nn.Module, coeff: float, view: PartView | None = None) -> None:
         self.network = network
         self.coeff = coeff
+        self.view = view
+        """What the network sees of an observation. None: all of it."""
         self.moments = RunningMoments()
         """Moments of all errors so far, over all learners."""
+
+    def errors_of(self, obs: Tree) -> Tensor:
+        """Return the network's error `[...]` for observations `[..., *shape]`."""
+        errors: Tensor = self.network(obs if self.view is None else self.view(obs))
+        return errors
 
     @torch.no_grad()
     def __call__(self, next_obs: Tree, counted: Tensor, reducer: Reducer) -> Tensor:
@@ -72,7 +80,7 @@ class IntrinsicReward:
 
         `counted` `[N]` bool marks this learner's own rows; only their errors are added.
         """
-        errors: Tensor = self.network(next_obs)
+        errors = self.errors_of(next_obs)
         new_moments = RunningMoments()
         new_moments.update(errors.reshape(-1)[counted.to(errors.device)].cpu().numpy())
         self.moments.merge(reducer.moments(new_moments))
@@ -103,13 +111,22 @@ class IntrinsicReward:
 
 
 def make_intrinsic_reward(
-    kind: Literal["rnd"] | Callable[[Space[Any]], nn.Module], observation_space: Space[Any], coeff: float, seed: int
+    kind: Literal["rnd"] | Callable[[Space[Any]], nn.Module],
+    observation_space: Space[Any],
+    coeff: float,
+    seed: int,
+    view: PartView | None = None,
 ) -> IntrinsicReward:
     """Return the intrinsic reward of one module. Initial weights of its network depend on `seed` alone.
 
-    `kind` is "rnd", or a function of the observation space that returns a network.
+    Args:
+        kind: "rnd", or a function of the observation space that returns a network.
+        observation_space: Space of what the network sees.
+        coeff: Weight of the reward.
+        seed: Seed of the initial weights.
+        view: What the network sees of an observation. None: all of it.
     """
     make_network = RandomNetworkDistillation if kind == "rnd" else kind
     with global_generator(seed):
         network = make_network(observation_space)
-    return IntrinsicReward(network, coeff)
+    return IntrinsicReward(network, coeff, view)

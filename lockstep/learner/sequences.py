@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.data.actions import ACTION_MASK, without_mask
+from lockstep.data.actions import ACTION_MASK
 from lockstep.data.columns import Columns, is_state_column
 from lockstep.data.indices import cut_into_sequences, sequence_starts
 from lockstep.data.sample_batch import SampleBatch
@@ -336,8 +336,6 @@ def _memories(columns: TensorColumns, obs: Tree, network: MemoryNetwork) -> dict
     burn_in = columns.get(BURN_IN_OBS)
     if network.is_masked:
         memories["mask"] = obs[ACTION_MASK]
-        obs = without_mask(obs)
-        burn_in = None if burn_in is None else without_mask(burn_in)
     num_sequences = len(columns[Columns.SEQ_LENS])
     for name, memory in network.memories().items():
         is_stored = name == "features"  # only the state of the memory that acts is stored in the batch

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Protocol, Self, cast
@@ -327,7 +327,9 @@ class PlainPolicy:
         self.rectify = any(isinstance(layer, nn.ReLU) for layer in mlp)
         """True if the activation is relu, False for tanh."""
         self.dtype = self.layers[0][0].dtype
-        self.space: spaces.Box = module.observation_space
+        self.space: spaces.Box = module.encoder.space
+        self.view: Callable[[Tree], Any] | None = module.encoder.view
+        """Function from whole observations to what the policy sees; None if that is all."""
 
         parts = ["encoder.", "policy_head.", "log_std"]
         if module.is_stateful():  # the value's memory is updated while acting
@@ -410,6 +412,7 @@ class NumpyActor:
         plain = PlainPolicy(module)
         self._plain = plain
         self._pipeline = _unless_identity(obs_pipeline)
+        self._view = plain.view
         self._dense = dense
         self._rectify = plain.rectify
         self._pick = plain.pick
@@ -448,6 +451,8 @@ class NumpyActor:
         """Return the outputs `[B, D]` of the last layer, in memory that the next call of this thread overwrites."""
         if self._pipeline is not None:
             obs = self._pipeline(obs)
+        if self._view is not None:
+            obs = self._view(obs)
         plan = self._plans.by_shape.get(obs.shape)
         hidden, (weight, bias, out) = plan if plan is not None else self._make_plan(obs)
         dense, rectify = self._dense, self._rectify
@@ -506,6 +511,8 @@ class NumpyRecurrentActor(RecurrentActor):
         plain = self._plain
         if self._pipeline is not None:
             obs = self._pipeline(obs)
+        if plain.view is not None:
+            obs = plain.view(obs)
         if obs.shape[1:] != plain.space.shape:
             raise plain.misshaped(obs)
         x = obs.reshape(len(obs), -1).astype(plain.dtype, copy=False)
@@ -559,7 +566,8 @@ def is_plain(module: Any) -> bool:
         return False
     if getattr(module, "is_masked", False) or module.action_dist_cls.dist_class not in _PLAIN_DISTS:
         return False
-    if not isinstance(module.observation_space, spaces.Box) or not module.observation_space.shape:
+    seen_space = module.encoder.space
+    if not isinstance(seen_space, spaces.Box) or not seen_space.shape:
         return False
 
     # Overridden methods, in the class or in the object, would be ignored.
@@ -575,6 +583,8 @@ def is_plain(module: Any) -> bool:
     if base is RecurrentActorCriticModule:
         memory_encoders = [each for each in (module.encoder, module.value_encoder) if each is not None]
         if {type(each) for each in memory_encoders} != {MemoryEncoder}:
+            return False
+        if module.value_encoder is not None and module.value_view().paths != module.policy_view.paths:
             return False
         memories = [each.memory for each in memory_encoders]
         if {type(each) for each in memories} != {Recurrence}:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
+from lockstep.data.groups import checked_groups
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.multi_rl_module import MultiRLModule, MultiRLModuleSpec
 from lockstep.modules.rl_module import RLModule, RLModuleSpec, import_module_class
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from lockstep.modules.typed import RLModuleOptions
 
 NEW_FIELDS = frozenset(
-    {"squash_mean", "value_hiddens", "recurrent_layers", "memory_below_hiddens", "value_memory", "symmetric"},
+    {"squash_mean", "value_hiddens", "recurrent_layers", "memory_below_hiddens", "memory_in", "symmetric"},
 )
 """Fields of `ModelConfig` that are missing in files of version 0.2. Networks of such files were trained with the
 defaults of these fields, even if an algorithm sets other values today."""
@@ -32,6 +33,10 @@ class RLModuleSection(Section[ConfigT]):
     networks, a `MultiRLModuleSpec` or a `MultiRLModule`. Defaults to the algorithm's network."""
     model_config: Any = option(factory=ModelConfig)
     """Options of the network: a `ModelConfig`, or a dict of its fields."""
+    observation_groups: Any = None
+    """Entries of a Dict observation that each part sees, such as `{"policy": ["proprio"], "critic": ["proprio",
+    "heights"]}`. Parts are "policy", "critic", "teacher" and "intrinsic". A nested entry is named by its path,
+    "sensors/left". A part without a group sees all entries. An `"action_mask"` always reaches the policy."""
     algorithm_config_overrides_per_module: Mapping[str, Any] = option(factory=dict)
     """Training options of single modules, `{module_id: {"lr": 1e-4}}`. All other options are those of `training`."""
 
@@ -89,6 +94,7 @@ class RLModuleSection(Section[ConfigT]):
 
     def validate(self) -> None:
         """Check the options, and turn a dict of the default network's options into a `ModelConfig`."""
+        self.observation_groups = checked_groups(self.observation_groups) or None
         spec = self.rl_module_spec
         if spec is not None and not isinstance(spec, RLModuleSpec | RLModule | MultiRLModuleSpec | MultiRLModule):
             raise TypeError(

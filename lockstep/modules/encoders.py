@@ -18,6 +18,7 @@ from gymnasium.spaces import Space
 from gymnasium.vector.utils import batch_space
 from torch import Tensor, nn
 
+from lockstep.data.groups import PartView
 from lockstep.data.trees import Tree, map_tree
 from lockstep.modules.layers import Network, initialise, is_watched, make_activation, make_mlp, run_networks
 from lockstep.modules.model_config import ModelConfig
@@ -381,11 +382,17 @@ class Encoder(nn.Module):
 
     The features of the space are followed by a multi-layer perceptron. If the observation is one image, there is no
     perceptron, because the image features have dense layers of their own.
+
+    Args:
+        space: Space of what the network sees.
+        config: Options of the network.
+        view: Function from whole observations to what the network sees, whose space is `space`. Defaults to all.
     """
 
-    def __init__(self, space: Space[Any], config: ModelConfig) -> None:
+    def __init__(self, space: Space[Any], config: ModelConfig, view: PartView | None = None) -> None:
         super().__init__()
         self.space = space
+        self.view = None if view is None or view.is_identity else view
         self.features = make_features(space, config)
         widths: Sequence[int] = () if self.features.has_dense_layers else config.hiddens
         gain = config.hidden_gain if config.orthogonal_init else None
@@ -420,7 +427,7 @@ class Encoder(nn.Module):
 
     def _as_network(self, obs: Tree, dtype: torch.dtype, *head: nn.Module) -> Network:
         """Return the features of the space, and the layers that they have to pass: the perceptron's, then the head."""
-        features = self.features(obs).to(dtype)
+        features = self.features(obs if self.view is None else self.view(obs)).to(dtype)
         mlp = self.mlp
         if self.features_are_shared:
             features = features.detach()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from lockstep.data.groups import PartView
 from lockstep.data.trees import Tree, leaves, map_tree
 from lockstep.modules.encoders import Encoder
 from lockstep.modules.layers import make_mlp
@@ -332,12 +333,14 @@ class MemoryEncoder(nn.Module):
     """`Encoder` with a memory above it, for sequences of observations `[B, T, ...]`.
 
     With `config.memory_below_hiddens` the hidden layers are above the memory. The features `[B, T, output_size]` depend
-    on the present and the earlier observations. `ValueError` if the configuration has no memory.
+    on the present and the earlier observations. `ValueError` if the configuration has no memory. The arguments are
+    those of `Encoder`.
     """
 
-    def __init__(self, space: Space[Any], config: ModelConfig) -> None:
+    def __init__(self, space: Space[Any], config: ModelConfig, view: PartView | None = None) -> None:
         super().__init__()
         self.space = space
+        self.view = None if view is None or view.is_identity else view
         # Without noise in the weights: noise is drawn for each row, and the encoder sees rows of sequences.
         below = replace(config, noisy_sigma=None)
         if config.memory_below_hiddens:
@@ -375,8 +378,9 @@ class MemoryEncoder(nn.Module):
         self, obs: Tree, dtype: torch.dtype, state: Mapping[str, Tensor] | None, lengths: Tensor | None
     ) -> tuple[Tensor, State]:
         """Return the outputs of the memory `[B, T, H]`, below the hidden layers, and the state; see `forward`."""
-        leading = next(leaves(obs)).shape[:2]
-        encoded = self.encoder(map_tree(lambda leaf: leaf.flatten(0, 1), obs), dtype).unflatten(0, leading)
+        seen = obs if self.view is None else self.view(obs)
+        leading = next(leaves(seen)).shape[:2]
+        encoded = self.encoder(map_tree(lambda leaf: leaf.flatten(0, 1), seen), dtype).unflatten(0, leading)
         if state is None:
             state = {name: leaf.expand(leading[0], *leaf.shape) for name, leaf in self.initial_state().items()}
         return self.memory(encoded, state, lengths)

@@ -20,7 +20,7 @@ ACTIVATIONS = (
     *("selu", "celu", "relu6", "hardtanh", "hardswish", "identity"),
 )
 RECURRENT = ("lstm", "gru")
-VALUE_MEMORIES = ("own", "shared", "none")
+MEMORY_IN = ("both", "policy", "critic", "shared")
 ENCODERS = ("nature", "impala")
 _NAMES_ELSEWHERE = {
     "use_lstm": "recurrent",
@@ -161,9 +161,10 @@ class ModelConfig:
     fields (`{}` for its defaults)."""
     memory_below_hiddens: bool = False
     """Put the memory below the hidden layers, directly on the features of the observation. False: above them."""
-    value_memory: Literal["own", "shared", "none"] = "own"
-    """Memory of the state value in on-policy algorithms: its own one; that of the policy, to which the value's loss
-    sends no gradient ("shared"); or none, so that the value depends on the present observation only."""
+    memory_in: Literal["both", "policy", "critic", "shared"] = "both"
+    """Networks of on-policy algorithms that have a memory: policy and state value, each its own one; one of the two, so
+    that the other depends on the present observation only; or "shared", where the value reads the policy's memory, and
+    its loss sends no gradient there."""
     max_seq_len: int = 20
     """Number of time steps through which the gradient of a network with memory flows: episodes are cut into sequences
     of this length."""
@@ -235,17 +236,17 @@ class ModelConfig:
             raise ValueError(f"attention={attention!r} must be a dict such as {{'memory': 64}}, or None")
         if self.attention is not None and self.recurrent is not None:
             raise ValueError(f"attention does not go with recurrent={self.recurrent!r}: choose one memory")
-        check_choice("value_memory", self.value_memory, VALUE_MEMORIES)
+        check_choice("memory_in", self.memory_in, MEMORY_IN)
         check_flags(memory_below_hiddens=self.memory_below_hiddens)
-        needs_memory = {"memory_below_hiddens": False, "value_memory": "own"}
+        needs_memory = {"memory_below_hiddens": False, "memory_in": "both"}
         for name, default in needs_memory.items():
             if not self.has_memory and getattr(self, name) != default:
                 raise ValueError(f"{name}={getattr(self, name)!r} needs a memory; set recurrent or attention")
         if self.recurrent is None and self.recurrent_layers != 1:
             raise ValueError(f"recurrent_layers={self.recurrent_layers} needs recurrent='lstm' or 'gru'")
-        if self.value_memory != "own" and self.vf_share_layers:
+        if self.memory_in != "both" and self.vf_share_layers:
             raise ValueError(
-                f"value_memory={self.value_memory!r} does not go with vf_share_layers=True, which gives policy and "
+                f"memory_in={self.memory_in!r} does not go with vf_share_layers=True, which gives policy and "
                 "value one memory; leave one of them out"
             )
         if self.has_memory and self.q_share_layers:

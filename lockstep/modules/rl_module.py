@@ -15,7 +15,9 @@ from gymnasium.spaces import Space
 from torch import Tensor, nn
 
 from lockstep.data.actions import ACTION_MASK, carries_mask
+from lockstep.data.groups import Groups, PartView, central_groups, checked_groups, split_state, with_state_space
 from lockstep.data.spaces import describe_space, space_from
+from lockstep.data.trees import Tree
 from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.layers import mask_logits
 from lockstep.modules.lazy_layers import initialise_lazy
@@ -57,6 +59,7 @@ class RLModule(nn.Module):
         *,
         inference_only: bool = False,
         model_config: ModelConfig | Mapping[str, Any] | None = None,
+        observation_groups: Groups | None = None,
         critic_space: Space[Any] | None = None,
     ) -> None:
         """Store the arguments and call `setup`.
@@ -65,14 +68,16 @@ class RLModule(nn.Module):
             observation_space, action_space: Spaces of the environment.
             inference_only: Leave out the parts that only training needs.
             model_config: Options for `setup`, in any form that it understands. Defaults to `ModelConfig()`.
-            critic_space: Space of `batch["critic_obs"]` `[N, ...]`, an additional input of a centralised critic in
-                training.
+            observation_groups: Keys of the entries of a Dict observation that each part sees, see `view_of`. Defaults
+                to all entries for each part.
+            critic_space: Space of `batch["critic_obs"]` `[N, ...]`, for classes that were written for version 0.2.
         """
         super().__init__()
         self.observation_space: Any = observation_space
         self.action_space: Any = action_space
         self.inference_only = inference_only
         self.model_config = ModelConfig() if model_config is None else model_config
+        self.observation_groups = checked_groups(observation_groups)
         self.critic_space = critic_space
         self._action_dist: ActionDist | None = None
         self.acting_connectors: tuple[str, ...] = ()
@@ -126,6 +131,23 @@ class RLModule(nn.Module):
         # Users override the method without declaring anything, so only a comparison of the methods tells it.
         return type(self).compute_values is not RLModule.compute_values
 
+    def view_of(self, part: str) -> PartView:
+        """Return what a part sees of an observation: a function of observations, with the space of its results.
+
+        `part`: "policy", "critic", "teacher" or "intrinsic". Without a group of its own it sees all entries.
+        """
+        return PartView(part, self.observation_space, self.observation_groups)
+
+    def network_inputs(self, obs: Tree) -> dict[str, Any]:
+        """Return the columns of a batch for observations `[N, ...]`: `{"obs": obs}`.
+
+        A class that was written for version 0.2 gets an agent's own observations, and the state as `"critic_obs"`.
+        """
+        if self.critic_space is None:
+            return {"obs": obs}
+        own_obs, state = split_state(obs)
+        return {"obs": own_obs, "critic_obs": state}
+
     def get_initial_state(self) -> dict[str, Tensor]:
         """Return the recurrent state at the start of an episode, without a batch dimension; empty without memory."""
         return {}
@@ -173,6 +195,7 @@ class RLModule(nn.Module):
         Checking is apart from copying, so that several modules are restored either all or not at all.
         """
         tensors = self.state_dict()
+        state = _with_new_names(state, tensors)
         left_out = self.parts_left_out()
         unknown = [name for name in state.keys() - tensors.keys() if name.partition(".")[0] not in left_out]
         misshaped = [
@@ -268,6 +291,7 @@ class RLModule(nn.Module):
             self.action_space,
             self.inference_only,
             self.model_config,
+            self.observation_groups or None,
             self.critic_space,
         )
 
@@ -333,7 +357,10 @@ class RLModuleSpec:
     action_space: Space[Any] | None = None
     inference_only: bool = False
     model_config: ModelConfig | Mapping[str, Any] | None = None
+    observation_groups: Groups | None = None
+    """Keys of the entries of a Dict observation by part. Defaults to `rl_module(observation_groups=...)`."""
     critic_space: Space[Any] | None = None
+    """Space of `"critic_obs"`, for a class that was written for version 0.2."""
 
     is_built: ClassVar[Literal[False]] = False
     """Whether this is a network, and not the spec of one."""
@@ -360,15 +387,19 @@ class RLModuleSpec:
                 f"module_class must be a subclass of RLModule, got {self.module_class!r}; wrap_module() takes a plain "
                 "nn.Module"
             )
-        # Only if there is one, since a user's class may not have the argument.
-        critic: dict[str, Any] = {} if self.critic_space is None else {"critic_space": self.critic_space}
+        # Only those that are set, since a user's class may not have the arguments.
+        optional: dict[str, Any] = {}
+        if self.observation_groups:
+            optional["observation_groups"] = self.observation_groups
+        if self.critic_space is not None:
+            optional["critic_space"] = self.critic_space
         with global_generator(seed, keep=seed is not None), checked_tensors():
             module = self.module_class(
                 self.observation_space,
                 self.action_space,
                 inference_only=self.inference_only,
                 model_config=self.model_config,
-                **critic,
+                **optional,
             )
             initialise_lazy(module)
             return module
@@ -393,6 +424,8 @@ class RLModuleSpec:
             "model_config_class": "ModelConfig" if has_config_class else None,
             "model_config": _plain_config(config),
         }
+        if self.observation_groups:
+            plain["observation_groups"] = {part: list(keys) for part, keys in self.observation_groups.items()}
         if self.critic_space is not None:
             plain["critic_space"] = describe_space(self.critic_space)
         return signed(plain)
@@ -423,7 +456,15 @@ class RLModuleSpec:
         observation_space = space_from(data["observation_space"])
         action_space = space_from(data["action_space"])
         critic_space = space_from(data["critic_space"]) if "critic_space" in data else None
-        return cls(module_class, observation_space, action_space, bool(data["inference_only"]), config, critic_space)
+        groups: Groups | None = checked_groups(data.get("observation_groups")) or None
+        is_default = module_class is not None and module_class.__module__.startswith("lockstep.")
+        if critic_space is not None and (is_default or module_class is None):
+            # Version 0.2 kept the central state of several agents apart from their observations.
+            groups = central_groups(observation_space)
+            observation_space = with_state_space(observation_space, critic_space)
+            critic_space = None
+        inference_only = bool(data["inference_only"])
+        return cls(module_class, observation_space, action_space, inference_only, config, groups, critic_space)
 
 
 def _plain_config(value: object) -> Any:
@@ -450,6 +491,25 @@ def _read_config(plain: object, names: FileNames) -> Any:
         parts = [_read_config(part, names) for part in plain]
         return tuple(parts) if isinstance(plain, tuple) else parts
     return plain
+
+
+_OLD_PART = "value_encoder.features.parts.1.parts."
+
+
+def _with_new_names(state: Mapping[str, Any], present: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a state with the names of a value function that sees a central state, if they are those of version 0.2.
+
+    There an agent's own Dict was one entry beside the state. Now its entries follow the state.
+    """
+    if not any(name.startswith(_OLD_PART) and name not in present for name in state):
+        return state
+    renamed = {}
+    for name, value in state.items():
+        if name.startswith(_OLD_PART) and name not in present:
+            index, _, rest = name.removeprefix(_OLD_PART).partition(".")
+            name = f"value_encoder.features.parts.{int(index) + 1}.{rest}"
+        renamed[name] = value
+    return renamed
 
 
 def copy_values(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:

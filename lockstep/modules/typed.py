@@ -13,4 +13,5 @@ class RLModuleOptions(TypedDict, total=False):
 
     rl_module_spec: Any
     model_config: Any
+    observation_groups: Any
     algorithm_config_overrides_per_module: Mapping[str, Any]

@@ -15,9 +15,11 @@ from numpy.typing import ArrayLike
 
 from lockstep.config.base import BaseConfig
 from lockstep.connectors import ModuleConnectors, ObsPipeline
+from lockstep.connectors.acting import ActingObservations
 from lockstep.data import SampleBatch
 from lockstep.data.actions import ActionForm, describe_actions, single_action
 from lockstep.data.columns import Columns
+from lockstep.data.groups import central_groups, split_state
 from lockstep.data.trees import Tree, map_tree
 from lockstep.data.values import checked_array
 from lockstep.learner.learner import STEPS_SAMPLED
@@ -30,6 +32,7 @@ from lockstep.modules import (
     RLModule,
     make_actor,
 )
+from lockstep.modules.defaults.actor_critic import VALUE_STATE_PREFIX
 from lockstep.options.schedules import stages_of, value_at_step
 from lockstep.policy.new_modules import NewModule
 from lockstep.replay import OfflineRows, ReplayBuffer
@@ -125,7 +128,37 @@ class ActingPolicy:
         """Act with this network and these connectors from now on."""
         self.module = module
         self.connectors = connectors
-        self._actor = make_actor(module, connectors.obs)
+        self.observations = self._make_observations()
+        self._actor = make_actor(module, self.observations)
+
+    def _make_observations(self) -> ActingObservations:
+        """Return the way of observations to the network, which uses only what the policy sees."""
+        groups = self.module.observation_groups
+        is_bare = False
+        is_old = self.module.critic_space is not None
+        if self.config.multi_agent.centralized_critic:
+            own_space, _ = split_state(self.observation_space)
+            is_bare = not isinstance(own_space, spaces.Dict)
+            groups = groups or central_groups(own_space)
+        return ActingObservations(
+            groups,
+            self.observation_space,
+            self.stored_observation_space,
+            self.connectors.obs,
+            is_bare=is_bare,
+            network_is_bare=is_old and is_bare,
+            has_other_memory=self.is_stateful,
+        )
+
+    def checked(self, obs: Tree, *, batched: bool, name: str = "obs") -> tuple[Any, int]:
+        """Return what a caller gives to act on in the form of the environment's observations, and the number of rows.
+
+        Entries that the policy does not see may be missing, and are left out. Arguments and errors: see
+        `checked_observations`.
+        """
+        seen = self.observations.of_policy(obs)
+        tree, rows = checked_observations(self.observations.space, seen, batched=batched, name=name)
+        return self.observations.as_recorded(tree), rows
 
     @property
     def act(self) -> Callable[..., np.ndarray]:
@@ -143,7 +176,7 @@ class ActingPolicy:
     def _present_actor(self) -> Actor:
         """Return the actor of the network, built again if the network's parameters are at other addresses."""
         if self._actor.is_stale():
-            self._actor = make_actor(self.module, self.connectors.obs)
+            self._actor = make_actor(self.module, self.observations)
         return self._actor
 
     def seed(self, seed: int) -> None:
@@ -222,7 +255,7 @@ class ActingPolicy:
         #    pass: with gSDE, for example, the policy's head computes the deviations from the features.
         if isinstance(actor, NumpyActor) and self.exploration is None:
             return self._dist.from_inputs(torch.from_numpy(actor.dist_inputs(obs)))
-        batch = {Columns.OBS: map_tree(self._tensor, self.connectors.obs(obs))}
+        batch = {Columns.OBS: map_tree(self._tensor, self.observations(obs))}
         return self._dist.from_inputs(self.module.forward_exploration(batch)[Columns.ACTION_DIST_INPUTS])
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
@@ -269,7 +302,7 @@ class ActingPolicy:
             ValueError: Observations or a state that do not fit, NaN, or another number of rows than in the last call
                 if connectors have a memory.
         """
-        checked, rows = checked_observations(self.observation_space, obs, batched=True)
+        checked, rows = self.checked(obs, batched=True)
         return self._compute_actions(checked, rows, state, explore, rewards)
 
     def compute_single_action(
@@ -289,7 +322,7 @@ class ActingPolicy:
             explore: Whether the action is sampled. None samples within a training step.
             rewards: Reward of the step before, for connectors that need it.
         """
-        checked, rows = checked_observations(self.observation_space, obs, batched=False)
+        checked, rows = self.checked(obs, batched=False)
         if state is not None:
             state = map_tree(lambda leaf: np.asarray(leaf)[None], state)
         reward_rows = None if rewards is None else [rewards]
@@ -349,6 +382,14 @@ class ActingPolicy:
         layers."""
         return self._actor.get_initial_state(num_rows)
 
+    def initial_acting_state(self, num_rows: int) -> dict[str, np.ndarray]:
+        """Return the recurrent state at the beginning of episodes that are not learned from.
+
+        A value function that sees more than the policy has no memory there, because its entries may be missing.
+        """
+        state = self._actor.get_initial_state(num_rows)
+        return state if self.observations.sees_all else _without_value_memory(state)
+
     def act_with_state(
         self, obs: Tree, noise: np.ndarray | None, state: Mapping[str, np.ndarray]
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -366,7 +407,9 @@ class ActingPolicy:
 
     def _checked_state(self, state: Mapping[str, Any] | None, rows: int) -> Mapping[str, np.ndarray]:
         """Return a state with the dtypes of the network. Raises `ValueError` for other names or shapes."""
-        expected = self.get_initial_state(rows)
+        expected = self.initial_acting_state(rows)
+        if isinstance(state, Mapping) and not self.observations.sees_all:
+            state = _without_value_memory(state)
         if state is None:
             return expected
         shapes: Any = repr(state)
@@ -600,6 +643,11 @@ class AgentsActingPolicy:
 
 OBSERVATION_ADVICE = "give the observation alone, without the info that env.reset() returns beside it"
 """Last part of messages about observations: the most frequent cause."""
+
+
+def _without_value_memory(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recurrent state without the memory of a value function."""
+    return {name: leaf for name, leaf in state.items() if not name.startswith(VALUE_STATE_PREFIX)}
 
 
 def checked_observations(space: spaces.Space[Any], obs: Tree, *, batched: bool, name: str = "obs") -> tuple[Any, int]:

@@ -13,6 +13,7 @@ import torch
 
 from lockstep.config.base import BaseConfig
 from lockstep.data.spaces import describe_space, space_from
+from lockstep.data.trees import Tree
 from lockstep.envs.make import name_of_env
 from lockstep.export import Origin, export_policies
 from lockstep.learner.checkpointing import state_from_folders
@@ -20,7 +21,7 @@ from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.learner.targets import target_networks
 from lockstep.policy.acting import ActingPolicy
-from lockstep.policy.new_modules import is_module_tree, with_modules
+from lockstep.policy.new_modules import is_module_tree, recipe_space, with_modules
 from lockstep.state.checkpoint import CheckpointError, read_checkpoint
 from lockstep.state.sizes import claims_of
 from lockstep.state.trust import FileNames
@@ -116,6 +117,8 @@ class PolicyFiles:
         for name in ("observation_space", "action_space"):
             space = getattr(self.policy, name)
             other = spaces_from(saved[name])
+            if name == "observation_space":
+                other = with_states(other, saved)
             if space != other:
                 raise ValueError(f"init_from={path} has the {name} {other}, the environment of this run has {space}")
 
@@ -216,7 +219,8 @@ class SavedPolicy:
     def spaces(self) -> tuple[Any, Any]:
         """Return the policy's observation space and action space; for several agents each is a dict by module id."""
         with claims_of(self.path):
-            return spaces_from(self.state["observation_space"]), spaces_from(self.state["action_space"])
+            observation_space = with_states(spaces_from(self.state["observation_space"]), self.state)
+            return observation_space, spaces_from(self.state["action_space"])
 
 
 def differences(options: Mapping[str, Any], saved: Mapping[str, Any]) -> str:
@@ -282,6 +286,19 @@ def spaces_from(described: Any) -> Any:
     if isinstance(described, Mapping) and "modules" in described:
         return {module_id: space_from(subspace) for module_id, subspace in described["modules"].items()}
     return space_from(described)
+
+
+def with_states(observation_space: Tree, state: Mapping[str, Any]) -> Any:
+    """Return the observation spaces in a policy's state by module id, with the central state as an entry.
+
+    Version 0.2 kept it apart: only the recipes of the modules have its space.
+    """
+    if "modules" not in state:
+        return observation_space
+    spaces_with_state = dict(observation_space)
+    for module_id, recipe in state["modules"].items():
+        spaces_with_state[module_id] = recipe_space(recipe)
+    return spaces_with_state
 
 
 # -- functions that run on each learner ---

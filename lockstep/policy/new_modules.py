@@ -13,6 +13,7 @@ import torch
 from lockstep.config.base import BaseConfig, Spaces
 from lockstep.config.json_form import from_plain
 from lockstep.connectors import ModuleConnectors
+from lockstep.data.groups import has_state, with_state_space
 from lockstep.data.spaces import space_from
 from lockstep.learner.checkpointing import state_from_folders
 from lockstep.modules import RLModule, RLModuleSpec
@@ -140,7 +141,7 @@ class NewModule:
             recipe: The description.
             names: Resolver of the objects that the description names.
         """
-        spaces = (space_from(recipe["observation_space"]), space_from(recipe["action_space"]))
+        spaces = (recipe_space(recipe), space_from(recipe["action_space"]))
         spec = RLModuleSpec.from_dict(recipe["spec"], names=names)
         overrides = overrides_in(recipe, names)
         connectors, _ = config.build_connectors(*spaces, module_id, spec=spec, overrides=overrides)
@@ -154,6 +155,17 @@ class NewModule:
         # Learners set this attribute on their networks; no learner in this process has this one.
         self.module.acting_connectors = self.connectors.acting_names
         return self.module.to(dtype), self.connectors
+
+
+def recipe_space(recipe: Mapping[str, Any]) -> Any:
+    """Return the observation space of the environment in a module's description.
+
+    In files of version 0.2 it lacks the central state of several agents, whose space is in the module's spec.
+    """
+    space = space_from(recipe["observation_space"])
+    if "critic_space" not in recipe["spec"] or has_state(space):
+        return space
+    return with_state_space(space, space_from(recipe["spec"]["critic_space"]))
 
 
 def is_module_tree(tree: Mapping[str, Any]) -> bool:
@@ -174,11 +186,7 @@ def with_modules(config: ConfigT, modules: Mapping[str, Any], file: FileNames) -
         modules: Descriptions of the modules, by module id.
         file: Resolver of the objects that the state names.
     """
-    # The input space of a centralised critic (a value network that sees all agents) is not part of the configuration:
-    # only the environment knows it. So the specifications have to be taken from the state even if the names of the
-    # modules are equal.
-    has_critic = any("critic_space" in recipe["spec"] for recipe in modules.values())
-    if list(config.module_specs()) == list(modules) and not has_critic:
+    if list(config.module_specs()) == list(modules):
         return config
     configured_overrides = config.rl_module.algorithm_config_overrides_per_module
     specs = {}

@@ -57,7 +57,7 @@ from lockstep.modules import (
 from lockstep.modules.multi_rl_module import module_changes
 from lockstep.options.checks import check_whole
 from lockstep.options.schedules import stages_of, value_at_step
-from lockstep.policy.acting import ActingPolicy, checked_observations
+from lockstep.policy.acting import ActingPolicy
 from lockstep.policy.files import PolicyFiles, SavedPolicy, keep_num_threads
 from lockstep.policy.new_modules import InitialModule, NewModule, overrides_in, with_modules
 from lockstep.policy.state_dict import IncompatibleKeys, StateDict
@@ -156,8 +156,6 @@ class Policy:
                 network, connectors = self._part_of_learner(module_id)
             else:
                 network, connectors = config.build_acting_parts(spaces, module_id)
-                if config.multi_agent.centralized_critic:
-                    network.critic_space = learner_group.first_learner(Learner.critic_space_of, module_id)
             self._begin_acting(module_id, network, connectors, spaces)
         self._rows_counted: dict[str, np.ndarray] = {}
         """How many rows of a module's replay buffer the running statistics contain: by module id, one number for each
@@ -374,12 +372,12 @@ class Policy:
         for module_id, agents in agents_of.items():
             part = self.acting[module_id]
             stored = [self._stored_form(agent, part, observations[agent], rewards.get(agent)) for agent in agents]
-            obs = stack_observations(part.stored_observation_space, stored)
+            obs = stack_observations(part.observations.stored_space, stored)
 
             # Agents without a state begin an episode.
             before = None
             if part.is_stateful:
-                initial = {name: leaf[0] for name, leaf in part.get_initial_state(1).items()}
+                initial = {name: leaf[0] for name, leaf in part.initial_acting_state(1).items()}
                 rows = [states.get(agent, initial) for agent in agents]
                 before = {name: np.stack([row[name] for row in rows]) for name in initial}
 
@@ -407,9 +405,7 @@ class Policy:
 
     def _stored_form(self, agent: AgentID, part: ActingPolicy, observation: Tree, reward: float | None) -> Tree:
         """Return an agent's observation as it is stored and acted on, and add it to the agent's history."""
-        checked, _ = checked_observations(
-            part.observation_space, observation, batched=False, name=f"observations[{agent!r}]"
-        )
+        checked, _ = part.checked(observation, batched=False, name=f"observations[{agent!r}]")
         if part.recorded.is_identity:
             return rows_of(checked, 0)
         histories = self._histories.recorded
@@ -846,11 +842,6 @@ class Policy:
         if spec is None and initial is not None:
             spec = replace(initial.spec, observation_space=None, action_space=None, inference_only=False)
         spec = RLModuleSpec() if spec is None else spec
-        if self.config.multi_agent.centralized_critic and not spec.is_built:
-            # The input of the centralised critic is the same for all modules.
-            critic_spaces = (part.module.critic_space for part in self.acting.values())
-            common_space = next(space for space in critic_spaces if space is not None)
-            spec = replace(spec, critic_space=spec.critic_space or common_space)
         spaces = self._spaces_for(module_id, spec, init_from)
         new = NewModule.build(self.config, module_id, spec, spaces, initial, frozen, config_overrides)
         self._add(module_id, new, config_overrides)

@@ -509,6 +509,13 @@ class AgentStepper(Stepper):
         for b, saved in enumerate(adapters):
             if not saved:
                 continue
+            if not self.adapters[b].can_continue(saved):
+                self.episodes_cut += 1
+                self._writer.cut([b])
+                state["returns"][b] = 0.0
+                state["lengths"][b] = 0
+                state["agent_returns"][b] = 0.0
+                continue
             self.adapters[b].mapping_fn = self.policy.policy_mapping_fn
             self.adapters[b].set_state(saved)
             if self._connectors:

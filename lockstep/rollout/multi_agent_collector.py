@@ -69,7 +69,11 @@ class MultiAgentCollector(BaseCollector):
                 f"policy={policy!r} is not allowed; it must be the policy of a configuration with "
                 "multi_agent(policies=...), made by its build_policy()"
             )
-        envs = env if isinstance(env, AgentEnvs) else AgentEnvs(env, num_envs)
+        envs = env
+        if not isinstance(env, AgentEnvs):
+            section = policy.config.multi_agent
+            additions: Any = {"agent_ids": section.agent_id_in_obs, "critic": section.centralized_critic}
+            envs = AgentEnvs(env, num_envs, **additions)
         with close_env_on_error(env, envs):
             if num_envs not in (1, envs.num_envs):
                 raise ValueError(f"num_envs={num_envs}, but env has {envs.num_envs} environments; leave num_envs out")

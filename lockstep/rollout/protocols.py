@@ -39,6 +39,8 @@ class ActingLike(Protocol):
 class LearningPolicy(ActingLike, Protocol):
     """Policy that a trainer trains. Collectors of several agents, and collectors over env runners, need one."""
 
+    config: Any
+    """Configuration of the policy, whose section `multi_agent` says what is added to observations of agents."""
     is_multi_agent: bool
     """Whether the policy acts for several agents."""
 

@@ -318,7 +318,7 @@ class TensorStepper(Stepper):
         def in_network_dtype(leaf: Tensor) -> Tensor:
             return leaf.to(dtype) if leaf.is_floating_point() else leaf
 
-        network_obs = map_tree(in_network_dtype, part.connectors.obs(obs))
+        network_obs = map_tree(in_network_dtype, part.observations(obs))
         policy = TensorPolicy(part, network_obs, self._generator, self.share)
         if not explores:
             return policy.distribution().mode()

@@ -18,6 +18,7 @@ MAPPING = {"multi_agent.policy_mapping_fn": {"x": "a", "y": "b"}}
 CRITIC = {"multi_agent.policies": ["default_policy"], "multi_agent.centralized_critic": "state"}
 MEMORY = {"rl_module.model_config": {"recurrent": "lstm"}}
 MIRROR = {"training.symmetry": mirror}
+GROUPS = "rl_module.observation_groups"
 SYMMETRIC = {"rl_module.model_config": {"symmetric": True}}
 OVERRIDES = "rl_module.algorithm_config_overrides_per_module"
 BARE = {"env_runners.add_default_connectors": False}
@@ -80,13 +81,13 @@ CASES: list[tuple[str, str, Settings, str]] = [
     ("ppo", "multi_agent.centralized_critic", {"multi_agent.centralized_critic": True}, "needs several agents"),
     ("ppo", "multi_agent.agent_id_in_obs", {"multi_agent.agent_id_in_obs": True}, "needs several agents"),
     ("dqn", "multi_agent.centralized_critic", TWO | MAPPING | {"multi_agent.centralized_critic": True}, "for dqn"),
-    ("ppo", "multi_agent.centralized_critic", CRITIC | MEMORY, "has a memory"),
     (
         "ppo",
         "multi_agent.centralized_critic",
         CRITIC | {"rl_module.model_config": {"vf_share_layers": True}},
         "a network of its own",
     ),
+    ("dqn", GROUPS, {GROUPS: {"critic": ["a"]}}, "has a group for"),
     ("ppo", "multi_agent.policies_to_train", {"multi_agent.policies_to_train": ["z"]}, "names ['z']; the modules are"),
     ("ppo", OVERRIDES, {OVERRIDES: {"z": {"lr": 0.1}}}, "names ['z']; the modules are ['default_policy']"),
     ("ppo", "multi_agent.policies", {"multi_agent.policies": []}, "is empty"),
@@ -117,6 +118,7 @@ CASES: list[tuple[str, str, Settings, str]] = [
         "is not allowed with rl_module.model_config.symmetric=True",
     ),
     ("ppo", "env_runners.exploration", MIRROR | SYMMETRIC | {"env_runners.exploration": "gsde"}, "of one image only"),
+    ("ppo", GROUPS, MIRROR | SYMMETRIC | {GROUPS: {"policy": ["a"]}}, "entries that the policy does not see"),
     ("bc", "environment.normalize_rewards", {"environment.normalize_rewards": True}, "for bc: scale those of the"),
     ("bc", "environment.frame_stack", {"environment.frame_stack": 2}, "for bc: store stacked observations"),
     ("bc", "framework.compile", {"framework.compile": True}, "for bc: its update is not compiled"),

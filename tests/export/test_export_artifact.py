@@ -445,7 +445,7 @@ def formats_graph(policy: Any) -> Any:
     from lockstep.export.graph import ActingGraph
 
     part = policy.acting["default_policy"]
-    return ActingGraph(part.module, part.connectors, part.observation_space, part.action_space)
+    return ActingGraph(part.module, part.connectors, part.observations, part.action_space)
 
 
 def test_an_environment_that_cannot_be_made_is_replaced_by_random_data(tmp_path):

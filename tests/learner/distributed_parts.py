@@ -12,10 +12,11 @@ from algorithm_cases import ALGORITHM_CASES, ON_POLICY
 from gymnasium import spaces
 from learner_parts import BOX, MODULE, THREE, make_episode, make_multi_agent_episode, parameters, ppo_batch, transitions
 
-from lockstep import RLModuleSpec, get_config
+from lockstep import get_config
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.data import SingleAgentEpisode
 from lockstep.data.actions import random_actions
+from lockstep.data.groups import central_groups, with_state_space
 from lockstep.data.minibatch import num_units, take_units
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 from lockstep.learner.many.reduction import DistributedReducer, LocalReducer
@@ -58,7 +59,7 @@ class Case:
     """episodes carry the log-probabilities of the policy that acted"""
     exploration: str | None = None
     critic: bool = False
-    """a centralised critic, whose observations of two numbers are in the infos"""
+    """a critic that sees two numbers more than the policy; they are in the infos, as in version 0.2"""
     in_a_box: bool | None = None
     """whether actions are a Box's; `None`: as most tests have it of this algorithm"""
     model: dict = field(default_factory=dict)
@@ -77,11 +78,13 @@ def build(case, reducer):
         config.multi_agent(policies=case.modules, policy_mapping_fn=lambda agent, episode: agent)
     if case.exploration:
         config.env_runners(exploration=case.exploration)
+    space = BOX
     if case.critic:
-        config.rl_module(rl_module_spec=RLModuleSpec(critic_space=spaces.Box(-1.0, 1.0, (2,))))
+        space = with_state_space(BOX, spaces.Box(-1.0, 1.0, (2,)))
+        config.rl_module(observation_groups=central_groups(BOX))
     config.rl_module(model_config={"hiddens": (8,), "critic_hiddens": (8,), **case.model})
     config.framework(dtype=case.dtype, device=case.device)
-    return config.build_learner(spaces=(BOX, actions_of(case)), reducer=reducer)
+    return config.build_learner(spaces=(space, actions_of(case)), reducer=reducer)
 
 
 def actions_of(case):

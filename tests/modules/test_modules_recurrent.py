@@ -85,8 +85,8 @@ def test_policy_and_value_have_a_memory_each_or_share_one():
 LAYOUTS = [
     {"memory_below_hiddens": True, "hiddens": (6, 5)},
     {"recurrent_layers": 2},
-    {"value_memory": "none", "memory_below_hiddens": True},
-    {"value_memory": "shared", "memory_below_hiddens": True, "hiddens": (6,), "value_hiddens": (7,)},
+    {"memory_in": "policy", "memory_below_hiddens": True},
+    {"memory_in": "shared", "memory_below_hiddens": True, "hiddens": (6,), "value_hiddens": (7,)},
 ]
 
 
@@ -118,10 +118,10 @@ def test_a_value_without_memory_sees_the_present_and_a_shared_one_trains_no_memo
     x = obs()
     changed = x.clone()
     changed[:, 0] += 1.0
-    blind = module(value_memory="none")
+    blind = module(memory_in="policy")
     values = [blind.forward_train({"obs": each})["vf_preds"][:, 1:] for each in (x, changed)]
     torch.testing.assert_close(*values)
-    shared = module(value_memory="shared", memory_below_hiddens=True)
+    shared = module(memory_in="shared", memory_below_hiddens=True)
     values = [shared.forward_train({"obs": each})["vf_preds"][:, 1:] for each in (x, changed)]
     assert ((values[0] - values[1]).abs() > 1e-6).all()
     values[0].sum().backward()
@@ -259,10 +259,10 @@ def test_the_configuration_chooses_the_class():
     ("mistake", "words"),
     [
         (lambda: ModelConfig(recurrent="rnn"), "recurrent='rnn'.*lstm.*gru"),
-        (lambda: ModelConfig(value_memory="none"), "value_memory='none' needs a memory"),
+        (lambda: ModelConfig(memory_in="policy"), "memory_in='policy' needs a memory"),
         (lambda: ModelConfig(attention={}, recurrent_layers=2), "recurrent_layers=2 needs recurrent="),
-        (lambda: ModelConfig(recurrent="gru", value_memory="shared", vf_share_layers=True), "vf_share_layers=True"),
-        (lambda: ModelConfig(recurrent="gru", value_memory="all"), "value_memory='all'.*own"),
+        (lambda: ModelConfig(recurrent="gru", memory_in="shared", vf_share_layers=True), "vf_share_layers=True"),
+        (lambda: ModelConfig(recurrent="gru", memory_in="all"), "memory_in='all'.*both"),
         (lambda: ModelConfig(max_seq_len=0), "max_seq_len=0.*at least 1"),
         (lambda: ModelConfig.of({"use_lstm": True}), "'use_lstm'; did you mean 'recurrent'"),
         (

@@ -338,7 +338,8 @@ def test_a_mask_that_cannot_be_applied_is_refused(space, action_space, words):
 def test_masks_may_be_of_any_type_and_a_mask_of_ones_changes_nothing():
     module = masked(spaces.Discrete(4), 4, spaces.MultiBinary(4))
     obs = torch.randn(5, 4)
-    plain = module.policy_head(module.encoder(obs, torch.float32))
+    masked_obs = {"observations": obs, "action_mask": torch.ones(5, 4)}
+    plain = module.policy_head(module.encoder(masked_obs, torch.float32))
     for ones in (torch.ones(5, 4), torch.ones(5, 4, dtype=torch.bool), torch.ones(5, 4, dtype=torch.int64)):
         out = module.forward_train({"obs": {"observations": obs, "action_mask": ones}})
         assert torch.equal(out["action_dist_inputs"], plain)

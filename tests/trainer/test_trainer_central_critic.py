@@ -9,7 +9,7 @@ from parts import one_in
 from trainer_tools import learned
 
 from lockstep import A2CConfig, APPOConfig, DQNConfig, IMPALAConfig, MultiAgentCollector, Policy, PPOConfig
-from lockstep.data import Columns, SingleAgentEpisode
+from lockstep.data import SingleAgentEpisode
 from lockstep.data.trajectories import trajectories_from_episodes
 from lockstep.envs.multi_agent import make_adapter
 from lockstep.trainer import restore_trainer, save_trainer
@@ -94,11 +94,12 @@ def test_a_critic_that_sees_the_bit_is_exact_and_a_blind_one_the_mean(central, y
     trainer.run()
     module, obs = trainer.policy.acting["main"].module, torch.zeros(1, 2)
     found = [
-        module.compute_values({"obs": obs, "critic_obs": torch.tensor([seen_of(bit)]).float()}).item() for bit in (0, 1)
+        module.compute_values({"obs": {"obs": obs, "state": torch.tensor([seen_of(bit)]).float()}}).item()
+        for bit in (0, 1)
     ]
     assert found == pytest.approx(values, abs=0.05 if values == [0.0, 1.0] else 0.2)
     assert set(trainer.policy.compute_actions({"x": np.zeros(2, np.float32)})) == {"x"}  # no state is needed
-    assert trainer.policy.acting["main"].observation_space.shape == (2,)
+    assert trainer.policy.acting["main"].observations.space.shape == (2,)
 
 
 def test_the_state_is_stored_with_each_observation_and_bootstrapped():
@@ -108,15 +109,16 @@ def test_the_state_is_stored_with_each_observation_and_bootstrapped():
         adapter.step(dict.fromkeys(adapter.to_act, 0))
     pieces = list(adapter.episode.agent_episodes.values())
     found = trajectories_from_episodes(pieces)
-    assert found.critic_obs[:, 0, 1].tolist() == [0.0, 1.0, 2.0] * 2
-    assert found.bootstrap_critic_obs[:, 1].tolist() == [3.0, 3.0]
+    states = found.obs["state"]
+    assert states[:, 0, 1].tolist() == [0.0, 1.0, 2.0] * 2
+    assert found.bootstrap_obs["state"][:, 1].tolist() == [3.0, 3.0]
     assert pieces[0].get_infos(0)["own"] == 1  # the environment's own infos stay
     for count in (2, 3):
         shards = [shard for shard in found.shards(count) if shard is not None]
-        rows = np.concatenate([s.critic_obs.reshape(-1, 3)[s.rows()] for s in shards])
-        assert np.array_equal(rows, found.critic_obs.reshape(-1, 3))
+        rows = np.concatenate([s.obs["state"].reshape(-1, 3)[s.rows()] for s in shards])
+        assert np.array_equal(rows, states.reshape(-1, 3))
         for shard in shards:
-            assert len(shard.bootstrap_critic_obs) == len(shard.bootstrap_index) == len(shard.bootstrap_obs)
+            assert len(shard.bootstrap_index) == len(shard.bootstrap_obs["state"])
 
 
 class Seen(TurnGame):
@@ -128,12 +130,12 @@ class Seen(TurnGame):
 
 def test_joined_observations_have_zeros_for_absent_agents():
     adapter = make_adapter(CountingGame(shortest=3, longest=3), main, critic="observations")
-    assert adapter.critic_space() == spaces.Box(-np.inf, np.inf, (6,), np.float32)
+    assert adapter.spaces()[0]["a"]["state"] == spaces.Box(-np.inf, np.inf, (6,), np.float32)
     adapter.begin(seed=0)
     for _ in range(3):
         adapter.step(dict.fromkeys(adapter.to_act, 0))
-    infos = adapter.episode.agent_episodes["a"].get_infos()
-    found = [info[Columns.CRITIC_OBS].tolist() for info in infos]  # b ends at time 2, c comes at time 1
+    observations = adapter.episode.agent_episodes["a"].get_observations()
+    found = observations["state"].tolist()  # b ends at time 2, c comes at time 1
     assert found == [[0, 1, 0, 2, 0, 0], [1, 1, 1, 2, 1, 3], [2, 1, 2, 2, 2, 3], [3, 1, 0, 0, 3, 3]]
 
 
@@ -144,7 +146,7 @@ def test_frames_of_others_are_known_after_a_resume_mid_episode():
     shown = []
     for adapter in adapters:
         adapter.step(dict.fromkeys(adapter.to_act, 0))
-        shown.append(adapter.episode.agent_episodes["a"].get_infos(-1)[Columns.CRITIC_OBS].tolist())
+        shown.append(adapter.episode.agent_episodes["a"].get_observations(-1)["state"].tolist())
     assert shown[0] == shown[1]
     assert any(shown[0][2:4])  # of b, which was not asked now
 
@@ -158,9 +160,9 @@ def test_a_cut_episode_is_bootstrapped_with_the_critics_final_state():
     while not adapter.episode.is_done:
         adapter.step(dict.fromkeys(adapter.to_act, 0))
     found = trajectories_from_episodes([adapter.episode.agent_episodes["x"]])
-    last = {"obs": torch.tensor([[3.0, 0.0]]), "critic_obs": torch.tensor([[float(adapter.env.bit), 3.0, 7.0]])}
+    last = {"obs": torch.tensor([[3.0, 0.0]]), "state": torch.tensor([[float(adapter.env.bit), 3.0, 7.0]])}
     with torch.no_grad():
-        expected = learner.module["main"].compute_values(last).item()
+        expected = learner.module["main"].compute_values({"obs": last}).item()
     assert learner.evaluate("main", found).next_values[-1, 0] == pytest.approx(expected, abs=1e-6)
 
 
@@ -168,7 +170,7 @@ def test_in_turns_who_waits_is_observed_too():
     adapter = make_adapter(Seen(shortest=3, longest=3), main, critic="observations")
     adapter.begin(seed=0)
     adapter.step({"a": 0})
-    assert adapter.episode.agent_episodes["b"].get_infos(0)[Columns.CRITIC_OBS].tolist() == [1.0, 10.0, 1.0, 1.0]
+    assert adapter.episode.agent_episodes["b"].get_observations(0)["state"].tolist() == [1.0, 10.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("algorithm", one_in(3, [PPOConfig, A2CConfig, IMPALAConfig, APPOConfig]))
@@ -198,7 +200,8 @@ def test_modules_of_their_own_and_new_ones_have_a_central_critic_too():
     trainer.set_policy_mapping_fn(lambda agent, episode: "new" if agent == "x" else "copy")
     trainer.run()
     modules = {mid: part.module for mid, part in trainer.policy.acting.items()}
-    assert modules["new"].critic_space == modules["first"].critic_space == spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    state_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    assert modules["new"].observation_space["state"] == modules["first"].observation_space["state"] == state_space
     assert modules["frozen"].value_encoder is None
 
 
@@ -236,8 +239,6 @@ def test_numbers_are_added_to_observations_of_any_space(space, observation):
     "algorithm, model_config, words",
     [
         (DQNConfig, {}, "centralized_critic=True is not allowed for dqn"),
-        (PPOConfig, {"recurrent": "lstm"}, "centralized_critic=True is not allowed with a network that has a memory"),
-        (PPOConfig, {"attention": {"size": 8}}, "centralized_critic=True is not allowed with a network that has a mem"),
         (PPOConfig, {"vf_share_layers": True}, "centralized_critic=True needs a network of its own"),
     ],
 )
@@ -269,5 +270,5 @@ def test_episodes_without_what_the_critic_sees_are_refused():
     episode = SingleAgentEpisode(
         observations=[np.zeros(2, np.float32)] * 2, actions=[0], rewards=[0.0], module_id="main"
     )
-    with pytest.raises(ValueError, match="has a centralised critic, and its episodes have no 'critic_obs'"):
+    with pytest.raises(ValueError, match=r"the policy sees \['obs'\]"):
         policy.learner_group.update_from_episodes([episode])

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lockstep.data.columns import MIRRORED, Columns
+from lockstep.data.groups import CRITIC, POLICY
 from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import Tree, map_tree
@@ -117,8 +118,6 @@ class EvaluatedRollout:
     rewards: Any = None
     """Rewards [T, B] after the learner connectors, which process whole batches: a tensor for a rollout of tensors, else
     an array, or None without learner connectors."""
-    critic_obs: Tensor | None = None
-    """Observations [T * B, ...] of a centralised critic."""
     images: TensorColumns = field(default_factory=dict)
     """Columns [T * B, ...] of the mirror images of all rows. Empty without a symmetry."""
 
@@ -132,7 +131,7 @@ class OnPolicyLearner(Learner[Training]):
     # Advantages use the reward of each single step. A loss that uses only the sum of an episode's rewards would have
     # False here, and then an intrinsic reward is refused.
     learns_step_by_step = True
-    has_state_critic = True  # a critic of states may be centralised, which means that it observes more than the policy
+    observed_by = (POLICY, CRITIC)
 
     def setup_module(self, module_id: str) -> None:
         """Compile or load the kernels of estimators and losses now, so that the first update does not wait for them."""
@@ -162,10 +161,7 @@ class OnPolicyLearner(Learner[Training]):
             return self._evaluate_on_device(module_id, trajectories)
         module = self.module[module_id]
         obs, actions, bootstrap_obs, rewards, images = self._read(module_id, trajectories)
-        critic_obs = self._read_critic_obs(module_id, trajectories)
-        dist_inputs, flat_values, bootstrap_values, sequences = self._outputs(
-            module, trajectories, obs, bootstrap_obs, critic_obs
-        )
+        dist_inputs, flat_values, bootstrap_values, sequences = self._outputs(module, trajectories, obs, bootstrap_obs)
 
         # In the grid [T, B] the value after step t is the value of row t + 1. This is wrong at the rows of
         # `bootstrap_index`, where an episode was truncated or the rollout stops in the middle of an episode: the next
@@ -200,7 +196,6 @@ class OnPolicyLearner(Learner[Training]):
             sequences=sequences,
             bootstrap_obs=bootstrap_obs,
             rewards=rewards,
-            critic_obs=critic_obs,
             images=images,
         )
 
@@ -294,22 +289,6 @@ class OnPolicyLearner(Learner[Training]):
         rewards = rewards.reshape(trajectories.shape)
         return columns[Columns.OBS], columns[Columns.ACTIONS], bootstrap_obs, rewards, images_in(columns)
 
-    def _read_critic_obs(self, module_id: str, trajectories: Trajectories) -> Tensor | None:
-        """Return the observations `[T * B, ...]` of a centralised critic, or None for a module without one.
-
-        Raises:
-            ValueError: the episodes have no such observations.
-        """
-        if self.module[module_id].critic_space is None:
-            return None
-        critic_obs = trajectories.critic_obs
-        if critic_obs is None:
-            raise ValueError(
-                f"module {module_id!r} has a centralised critic, and its episodes have no {Columns.CRITIC_OBS!r} in "
-                "their infos; collect with multi_agent(centralized_critic=...), or add it to the infos"
-            )
-        return self.to_tensor(critic_obs.reshape(-1, *critic_obs.shape[2:]))
-
     def _rewards(self, module_id: str, trajectories: Trajectories, evaluated: EvaluatedRollout) -> np.ndarray:
         """Return the rewards `[T, B]` for advantages and targets, with the intrinsic reward for novelty, if any."""
         rewards: np.ndarray | None = evaluated.rewards
@@ -331,7 +310,7 @@ class OnPolicyLearner(Learner[Training]):
         return rewards + bonus.reshape(rewards.shape)
 
     def _outputs(
-        self, module: RLModule, trajectories: Trajectories, obs: Tree, bootstrap_obs: Tree, critic_obs: Tensor | None
+        self, module: RLModule, trajectories: Trajectories, obs: Tree, bootstrap_obs: Tree
     ) -> tuple[Tensor, Tensor, Tensor | None, SequenceRows | None]:
         """Return the network's outputs for a rollout.
 
@@ -347,7 +326,7 @@ class OnPolicyLearner(Learner[Training]):
             check_outputs(out, names, module_name, type(self).__name__)
             return out[Columns.ACTION_DIST_INPUTS], self.to_tensor(out[Columns.VF_PREDS]), bootstrap_values, sequences
 
-        batch = network_inputs(obs, critic_obs)
+        batch = module.network_inputs(obs)
         out = module.forward_train(batch)
         # A user's network may leave values out of `forward_train`, and compute them in `compute_values`.
         if module.overrides_compute_values and Columns.VF_PREDS not in out:
@@ -358,10 +337,7 @@ class OnPolicyLearner(Learner[Training]):
 
         bootstrap_values = None
         if bootstrap_obs is not None:
-            bootstrap_critic_obs = None
-            if critic_obs is not None:
-                bootstrap_critic_obs = self.to_tensor(np.asarray(trajectories.bootstrap_critic_obs))
-            bootstrap_values = module.compute_values(network_inputs(bootstrap_obs, bootstrap_critic_obs))
+            bootstrap_values = module.compute_values(module.network_inputs(bootstrap_obs))
             check_values(bootstrap_values, module_name)
         return out[Columns.ACTION_DIST_INPUTS], self.to_tensor(values), bootstrap_values, None
 
@@ -399,7 +375,7 @@ class OnPolicyLearner(Learner[Training]):
             # `evaluated.sequences` has the states of the trained module. This module computes its own ones.
             out = evaluate_sequences(self.to_tensor, module, trajectories, evaluated.obs, evaluated.bootstrap_obs)[0]
         else:
-            out = module.forward_train(network_inputs(evaluated.obs, evaluated.critic_obs))
+            out = module.forward_train(module.network_inputs(evaluated.obs))
         dist_inputs: Tensor = out[Columns.ACTION_DIST_INPUTS]
         return dist_inputs
 
@@ -549,8 +525,6 @@ class OnPolicyLearner(Learner[Training]):
         only resets an environment. Rows that another learner trains on are left out too. For a module with memory the
         rows are put together to S sequences of length L: `[S, L, ...]`.
         """
-        if evaluated.critic_obs is not None:
-            columns = {**columns, Columns.CRITIC_OBS: evaluated.critic_obs}
         if evaluated.images:
             columns = {**columns, **evaluated.images}
         if evaluated.sequences is not None:
@@ -644,14 +618,6 @@ class OnPolicyLearner(Learner[Training]):
             clip_fraction=clip_fraction,
         )
         return loss
-
-
-def network_inputs(obs: Tree, critic_obs: Tensor | None) -> TensorColumns:
-    """Return the inputs of a network: observations, and the observations of a centralised critic if it has one."""
-    inputs: TensorColumns = {Columns.OBS: obs}
-    if critic_obs is not None:
-        inputs[Columns.CRITIC_OBS] = critic_obs
-    return inputs
 
 
 def images_in(columns: TensorColumns) -> TensorColumns:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from lockstep.data.actions import ACTION_MASK, carries_mask
 from lockstep.data.columns import MIRRORED, Columns
+from lockstep.data.groups import CRITIC, POLICY
 from lockstep.learner.config import SampledTraining
 from lockstep.learner.learner import Learner, Outputs, Training
 from lockstep.learner.minibatches import TensorColumns
@@ -290,6 +291,7 @@ class SoftActorCriticLearner(TransitionLearner[SoftTraining]):
     """
 
     learns_symmetry = True
+    observed_by = (POLICY, CRITIC)
     has_target_critics = True
     updates_targets_after_step = True
 
@@ -453,6 +455,7 @@ class DelayedActorCriticLearner(TransitionLearner[DelayedTraining]):
     the critics' values of the batch's actions.
     """
 
+    observed_by = (POLICY, CRITIC)
     updates_targets_after_step = True
 
     def setup_module(self, module_id: str) -> None:

@@ -11,7 +11,8 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 from torch import Tensor, nn
 
-from lockstep.data.actions import ACTION_MASK, without_mask
+from lockstep.data.actions import ACTION_MASK
+from lockstep.data.groups import CRITIC, NO_GROUPS, Groups, PartView
 from lockstep.data.trees import Tree
 from lockstep.modules.action_dist import ActionDist
 from lockstep.modules.defaults.actor_critic import require_part
@@ -36,6 +37,7 @@ class ActionCritics(nn.Module):
         observation_space, action_space: Spaces of the environment.
         config: Options of the networks.
         encoder: The policy's encoder. With `config.q_share_layers` the critics use and train its features.
+        groups: Observation groups, of which the critics have "critic".
     """
 
     mlp_class = BatchedMLP
@@ -47,10 +49,12 @@ class ActionCritics(nn.Module):
         action_space: Space[Any],
         config: ModelConfig,
         encoder: Encoder | MemoryEncoder | None = None,
+        groups: Groups = NO_GROUPS,
     ) -> None:
         super().__init__()
         action_dist = ActionDist(action_space)
-        space, self.is_masked = action_dist.split_mask(observation_space)
+        _, self.is_masked = action_dist.split_mask(observation_space)
+        view = PartView(CRITIC, observation_space, groups)
         self.is_discrete = isinstance(action_space, spaces.Discrete)
         self.takes_pairs = config.symmetric
         """True if observations are pairs with their mirror images, of which critics take the first ones."""
@@ -58,11 +62,12 @@ class ActionCritics(nn.Module):
         self.has_memory = config.has_memory
         """True if observations are `MemoryFeatures`, because the memory has run over the sequences before."""
         if config.has_memory:
-            self.features = MemoryEncoder(space, config)
+            self.features = MemoryEncoder(view.space, config, view)
         elif config.q_share_layers and isinstance(encoder, Encoder):
             self.features = encoder.share_features()
         else:
-            self.features = make_features(space, config)
+            self.features = make_features(view.space, config)
+        self.view = view
 
         num_actions = action_dist.noise_size
         num_inputs = self.features.output_size
@@ -139,7 +144,7 @@ class ActionCritics(nn.Module):
             inputs = inputs.detach() if frozen else inputs
         else:
             with torch.no_grad() if frozen else nullcontext():
-                inputs = self.features(without_mask(obs) if self.is_masked else obs)
+                inputs = self.features(self.view(obs))
         inputs = inputs.to(self.mlp.weights[0].dtype)
         if self.is_discrete:
             return inputs
@@ -148,16 +153,41 @@ class ActionCritics(nn.Module):
         return torch.cat([inputs, actions.to(inputs.dtype)], -1)
 
 
-class DefaultSACModule(TransitionModule):
+class ModuleWithCritics(TransitionModule):
+    """Base class of the networks with a policy and critics `Q(s, a)`."""
+
+    critics_class = ActionCritics
+    """Class of the critics."""
+    critics: ActionCritics | None
+    """The critics; None if the network was built to act only."""
+
+    def make_critics(self, config: ModelConfig) -> ActionCritics:
+        """Return new critics. `ValueError` if they share the policy's features, and see other entries than it."""
+        view = self.view_of(CRITIC)
+        if config.q_share_layers and view.paths != self.policy_view.paths:
+            raise ValueError(
+                "q_share_layers=True lets critics use the policy's features, and their groups of observations differ: "
+                f"{self.policy_view.in_words} and {view.in_words}. Set q_share_layers=False, or leave the groups out"
+            )
+        # Only if there are groups, since a user's class may not have the argument.
+        groups: dict[str, Any] = {"groups": self.observation_groups} if self.observation_groups else {}
+        return self.critics_class(self.observation_space, self.action_space, config, self.encoder, **groups)
+
+    def memories(self) -> dict[str, MemoryEncoder]:
+        critic_memories = {} if self.critics is None else self.critics.memories()
+        return {**super().memories(), **critic_memories}
+
+    def get_non_inference_attributes(self) -> list[str]:
+        return ["critics"]
+
+
+class DefaultSACModule(ModuleWithCritics):
     """Policy and critics (`ActionCritics`) of SAC, in separate networks.
 
     For a Box the policy is a tanh-squashed Gaussian in [-1, 1], whose standard deviations are outputs of the network
     with logarithms within `log_std_bounds` (Haarnoja et al. 2018, appendix C). For a Discrete space it is a
     Categorical. `ValueError` for other spaces.
     """
-
-    critics_class = ActionCritics
-    """Class of the critics."""
 
     def setup(self) -> None:
         is_box = isinstance(self.action_space, spaces.Box)
@@ -174,9 +204,13 @@ class DefaultSACModule(TransitionModule):
         super().setup()
         self.value_head = None
         self.log_std_bounds = config.log_std_bounds if is_box else None
-        self.critics: ActionCritics | None = None
+        self.critics = None
         if not self.inference_only:
-            self.critics = self.critics_class(self.observation_space, self.action_space, config, self.encoder)
+            self.critics = self.make_critics(config)
+
+    def value_view(self) -> PartView:
+        """Return what the policy sees: there is no function of states."""
+        return self.policy_view
 
     def _dist_inputs(self, batch: Batch, outputs: Tensor) -> Tensor:
         if self.log_std_bounds is None:
@@ -217,13 +251,6 @@ class DefaultSACModule(TransitionModule):
         values: Tensor = critics(batch["obs"], dist.mode()).amin(0)
         return values
 
-    def memories(self) -> dict[str, MemoryEncoder]:
-        critic_memories = {} if self.critics is None else self.critics.memories()
-        return {**super().memories(), **critic_memories}
-
-    def get_non_inference_attributes(self) -> list[str]:
-        return ["critics"]
-
 
 class DefaultTQCModule(DefaultSACModule):
     """SAC's policy, and critics of TQC, whose values are `num_value_outputs` quantiles.
@@ -245,7 +272,7 @@ class DefaultTQCModule(DefaultSACModule):
         return values
 
 
-class DefaultTD3Module(TransitionModule):
+class DefaultTD3Module(ModuleWithCritics):
     """Policy of TD3 and DDPG, `tanh(network)` in [-1, 1], and critics.
 
     `ValueError` for action spaces other than Box.
@@ -256,9 +283,9 @@ class DefaultTD3Module(TransitionModule):
             raise ValueError(f"a deterministic policy needs a Box action space, not {self.action_space}")
         config = self.make_policy()
         self.model_config = config
-        self.critics: ActionCritics | None = None
+        self.critics = None
         if not self.inference_only:
-            self.critics = ActionCritics(self.observation_space, self.action_space, config, self.encoder)
+            self.critics = self.make_critics(config)
 
     @property
     def action_dist_cls(self) -> ActionDist:
@@ -286,15 +313,8 @@ class DefaultTD3Module(TransitionModule):
         values: Tensor = require_part(self.critics)(batch["obs"], actions, first_only=True)[0]
         return values
 
-    def memories(self) -> dict[str, MemoryEncoder]:
-        critic_memories = {} if self.critics is None else self.critics.memories()
-        return {**super().memories(), **critic_memories}
 
-    def get_non_inference_attributes(self) -> list[str]:
-        return ["critics"]
-
-
-class DefaultIQLModule(TransitionModule):
+class DefaultIQLModule(ModuleWithCritics):
     """Policy, state value and critics of IQL. `ValueError` for action spaces other than Box and Discrete.
 
     With `model_config.squash_mean`, which IQL's configuration sets, the mean of a Gaussian is squashed by tanh.
@@ -307,9 +327,9 @@ class DefaultIQLModule(TransitionModule):
         has_mean = isinstance(self.action_space, spaces.Box)
         self.model_config = replace(config, squash_mean=config.squash_mean and has_mean)
         super().setup()
-        self.critics: ActionCritics | None = None
+        self.critics = None
         if not self.inference_only:
-            self.critics = ActionCritics(self.observation_space, self.action_space, self.model_config, self.encoder)
+            self.critics = self.make_critics(self.model_config)
 
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
         """Return `"action_dist_inputs"` `[N, D]`, `"vf_preds"` `[N]` and `"q_values"`.
@@ -321,9 +341,5 @@ class DefaultIQLModule(TransitionModule):
         q_values = require_part(self.critics)(batch["obs"], batch["actions"])
         return {**super().forward_train(batch), "q_values": q_values}
 
-    def memories(self) -> dict[str, MemoryEncoder]:
-        critic_memories = {} if self.critics is None else self.critics.memories()
-        return {**super().memories(), **critic_memories}
-
     def get_non_inference_attributes(self) -> list[str]:
-        return [*super().get_non_inference_attributes(), "critics"]
+        return ["value_encoder", "value_head", "critics"]

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from lockstep.data.actions import ACTION_MASK
+from lockstep.data.groups import PartView
 from lockstep.modules.defaults.actor_critic import require_part
 from lockstep.modules.defaults.transition_module import TransitionModule
 from lockstep.modules.layers import allocate_noise, make_head, make_mlp, mask_logits, weight_noise
@@ -56,6 +57,10 @@ class DefaultQModule(TransitionModule):
             self.value_encoder = None
             self.value_head = None
         self.noise_size = allocate_noise(self)
+
+    def value_view(self) -> PartView:
+        """Return what the policy sees: with `dueling`, the state value is a part of the values that it acts by."""
+        return self.policy_view
 
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
         """Return `"q_values"` `[N, A]`."""

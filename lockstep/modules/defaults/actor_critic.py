@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
-from gymnasium import spaces
 from gymnasium.spaces import Space
 from torch import Tensor, nn
 
-from lockstep.data.actions import ACTION_MASK, without_mask
+from lockstep.data.actions import ACTION_MASK
+from lockstep.data.groups import CRITIC, POLICY, PartView
 from lockstep.data.trees import Tree, leaves, map_tree
 from lockstep.modules.encoders import Encoder
 from lockstep.modules.layers import make_head, make_policy_head, mask_logits, run_networks
@@ -44,9 +44,9 @@ def require_part(part: T | None) -> T:
 class DefaultActorCriticModule(RLModule):
     """Policy and value function, in two networks or above one shared encoder.
 
-    With a `critic_space`, the value function has a network of its own, whose input also includes
-    `batch["critic_obs"]`. Acting runs the policy only. The key `"action_mask"` of Dict observations restricts discrete
-    actions to those whose mask is not 0; the network gets the observation without it.
+    With `observation_groups`, policy and value function see the entries of their groups. Acting runs the policy only,
+    and needs no other entries. The key `"action_mask"` of Dict observations restricts discrete actions to those whose
+    mask is not 0; the networks get the observation without it.
     """
 
     value_encoder: Encoder | None
@@ -62,18 +62,24 @@ class DefaultActorCriticModule(RLModule):
     def setup(self) -> None:
         config = self.make_policy()
         if self.has_values and "value_head" not in self.parts_left_out():
-            if self.critic_space is not None and config.vf_share_layers:
-                raise ValueError("vf_share_layers=True: a centralised critic has a network of its own; set it to False")
+            view = self.value_view()
+            if config.vf_share_layers and view.paths != self.policy_view.paths:
+                raise ValueError(
+                    "vf_share_layers=True gives policy and value one encoder, and their groups of observations differ: "
+                    f"{self.policy_view.in_words} and {view.in_words}. Set vf_share_layers=False, or leave out the "
+                    "groups"
+                )
             if not config.vf_share_layers:
-                self.value_encoder = self.make_value_encoder(self._value_space(), config.for_value())
+                self.value_encoder = self.make_value_encoder(view, config.for_value())
             value_size = (self.value_encoder or self.encoder).output_size
             self.value_head = make_head(value_size, 1, config.value_gain, config)
 
     def make_policy(self) -> ModelConfig:
         """Make the policy's layers, and return the `ModelConfig` that was used."""
         config = ModelConfig.of(self.model_config)
-        space, self.is_masked = self.action_dist_cls.split_mask(self.observation_space)
-        self.encoder = self.make_encoder(space, config)
+        _, self.is_masked = self.action_dist_cls.split_mask(self.observation_space)
+        self.policy_view = self.view_of(POLICY)
+        self.encoder = self.make_encoder(self.policy_view, config)
         self.policy_head, self.log_std = make_policy_head(self.encoder.output_size, self.action_dist_cls, config)
         self.squashes_mean = config.squash_mean
         if config.squash_mean and self.action_dist_cls.dist_class is not DiagGaussian:
@@ -83,23 +89,19 @@ class DefaultActorCriticModule(RLModule):
         self.action_mirror = ActionMirror(self.action_dist_cls) if config.symmetric else None
         return config
 
-    def _value_space(self) -> Space[Any]:
-        """Return the space of the value function's input."""
-        if self.critic_space is None:
-            return self.encoder.space
-        return spaces.Dict({"critic_obs": self.critic_space, "obs": self.encoder.space})
+    def value_view(self) -> PartView:
+        """Return what the value function sees."""
+        return self.view_of(CRITIC)
 
-    def make_encoder(self, space: Space[Any], config: ModelConfig) -> Encoder:
-        """Return a new encoder for observations of `space`. `ValueError` if `config` has a memory."""
+    def make_encoder(self, view: PartView, config: ModelConfig) -> Encoder:
+        """Return a new encoder of what a part sees. `ValueError` if `config` has a memory."""
         if config.has_memory:
             raise ValueError(f"{config.memory_in_words} needs RecurrentActorCriticModule; this one has no memory")
-        return Encoder(space, config)
+        return Encoder(view.space, config, view)
 
-    def make_value_encoder(self, space: Space[Any], config: ModelConfig) -> Encoder:
-        """Return a new encoder of the state value. `ValueError` if its memory would differ from the policy's."""
-        if config.value_memory != "own":
-            raise ValueError(f"value_memory={config.value_memory!r} is for on-policy algorithms; leave it out")
-        return self.make_encoder(space, config)
+    def make_value_encoder(self, view: PartView, config: ModelConfig) -> Encoder:
+        """Return a new encoder of the state value."""
+        return self.make_encoder(view, config)
 
     def _forward(self, batch: Batch) -> dict[str, Tensor]:
         """Return the outputs for acting: `"action_dist_inputs"` `[N, D]`."""
@@ -144,11 +146,7 @@ class DefaultActorCriticModule(RLModule):
     def _run(self, batch: Batch, *networks: tuple[Encoder, nn.Linear]) -> Sequence[Tensor]:
         """Return the outputs of encoders with their heads, which run together where that is faster."""
         obs, dtype = self._inputs(batch)
-        if self.critic_space is None:
-            return run_networks(*(encoder.with_head(obs, dtype, head) for encoder, head in networks))
-        critic_input = {"critic_obs": batch.get("critic_obs"), "obs": obs}
-        inputs = {self.encoder: obs, self.value_encoder: critic_input}
-        return run_networks(*(encoder.with_head(inputs[encoder], dtype, head) for encoder, head in networks))
+        return run_networks(*(encoder.with_head(obs, dtype, head) for encoder, head in networks))
 
     def _run_both(self, batch: Batch) -> Sequence[Tensor]:
         """Return the outputs of the policy's and the value's head. A shared encoder runs once."""
@@ -160,9 +158,8 @@ class DefaultActorCriticModule(RLModule):
         return self._run(batch, (self.encoder, self.policy_head), (value_encoder, value_head))
 
     def _inputs(self, batch: Batch) -> tuple[Any, torch.dtype]:
-        """Return the observations without their mask, and the dtype to compute in."""
-        obs = without_mask(batch["obs"]) if self.is_masked else batch["obs"]
-        return obs, self.policy_head.weight.dtype
+        """Return the observations, of which each encoder takes what it sees, and the dtype to compute in."""
+        return batch["obs"], self.policy_head.weight.dtype
 
     def _dist_inputs(self, batch: Batch, outputs: Tensor) -> Tensor:
         """Return the inputs of the action distribution `[N, D]` for outputs of the policy's head."""
@@ -183,9 +180,21 @@ VALUE_STATE_PREFIX = "vf_"
 class MemorylessEncoder(Encoder):
     """`Encoder` for sequences of observations `[B, T, ...]`, with the interface of `MemoryEncoder` and no state."""
 
+    def __init__(self, space: Space[Any], config: ModelConfig, view: PartView | None = None) -> None:
+        # Without noise in the weights: noise is drawn for each row, and the encoder sees rows of sequences.
+        super().__init__(space, replace(config, noisy_sigma=None), view)
+        self.hidden_layers = nn.Identity()
+        """Layers above the memory of a `MemoryEncoder`; there is none here."""
+
     def initial_state(self) -> State:
         """Return an empty state."""
         return {}
+
+    def remember(
+        self, obs: Tree, dtype: torch.dtype, state: Mapping[str, Tensor] | None, lengths: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """Return the same as `forward`."""
+        return self(obs, dtype)
 
     def forward(  # type: ignore[override]
         self, obs: Tree, dtype: torch.dtype, state: Mapping[str, Tensor] | None = None, lengths: Tensor | None = None
@@ -216,7 +225,7 @@ class SharedMemoryLayers(nn.Module):
 class RecurrentActorCriticModule(DefaultActorCriticModule):
     """Policy and value function with memory. Each has an encoder and a memory of its own, or both share one.
 
-    With `model_config.value_memory` the value has no memory, or reads that of the policy.
+    With `model_config.memory_in` one of them has no memory, or the value reads the policy's memory.
 
     `model_config.recurrent` is `"lstm"` or `"gru"`, or `model_config.attention` is set. Batches are sequences:
 
@@ -230,7 +239,8 @@ class RecurrentActorCriticModule(DefaultActorCriticModule):
     Action masks work as in `DefaultActorCriticModule`.
     """
 
-    encoder: MemoryEncoder  # type: ignore[assignment]
+    encoder: Any
+    """`MemoryEncoder`, or `MemorylessEncoder` of a policy without memory."""
     value_encoder: Any
     """`MemoryEncoder`, `MemorylessEncoder` or `SharedMemoryLayers` of the state value. None: the policy's encoder is
     used, or there is no value function."""
@@ -238,19 +248,20 @@ class RecurrentActorCriticModule(DefaultActorCriticModule):
     """True if the state value reads the policy's memory, and has separate layers above it."""
 
     def make_value_encoder(  # type: ignore[override]
-        self, space: Space[Any], config: ModelConfig
+        self, view: PartView, config: ModelConfig
     ) -> MemoryEncoder | MemorylessEncoder | SharedMemoryLayers:
-        if config.value_memory == "none":
-            return MemorylessEncoder(space, replace(config, noisy_sigma=None))
-        if config.value_memory == "shared":
+        if config.memory_in == "policy":
+            return MemorylessEncoder(view.space, config, view)
+        if config.memory_in == "shared":
             self.shares_memory = True
             return SharedMemoryLayers(self.encoder.memory.output_size, config)
-        return self.make_encoder(space, config)
+        return MemoryEncoder(view.space, config, view)
 
-    def make_encoder(self, space: Space[Any], config: ModelConfig) -> MemoryEncoder:  # type: ignore[override]
-        if self.critic_space is not None:
-            raise ValueError("a network with memory has no centralised critic; leave out one of them")
-        return MemoryEncoder(space, config)
+    def make_encoder(  # type: ignore[override]
+        self, view: PartView, config: ModelConfig
+    ) -> MemoryEncoder | MemorylessEncoder:
+        encoder_class = MemorylessEncoder if config.memory_in == "critic" else MemoryEncoder
+        return encoder_class(view.space, config, view)
 
     def get_initial_state(self) -> State:
         value_state = {} if self.value_encoder is None else self.value_encoder.initial_state()
@@ -258,7 +269,7 @@ class RecurrentActorCriticModule(DefaultActorCriticModule):
 
     def _forward(self, batch: Batch) -> dict[str, Any]:
         """Return the outputs for acting: `"action_dist_inputs"` `[B, T, D]`, and the last real row's `"state_out"`."""
-        features, _, state = self._run_memories(batch, batch.get("seq_lens"))
+        features, _, state = self._run_memories(batch, batch.get("seq_lens"), acts=True)
         inputs = self._dist_inputs(batch, self.policy_head(features))
         return {"action_dist_inputs": inputs, "state_out": state}
 
@@ -279,13 +290,18 @@ class RecurrentActorCriticModule(DefaultActorCriticModule):
         """Return the parts that acting does not need. The value's memory is one of them only with `inference_only`."""
         return ["value_encoder", "value_head"] if self.inference_only else ["value_head"]
 
-    def _run_memories(self, batch: Batch, lengths: Tensor | None) -> tuple[Tensor, Tensor, State]:
-        """Return the features `[B, T, H]` for policy and value, and the state after the sequences."""
+    def _run_memories(
+        self, batch: Batch, lengths: Tensor | None, *, acts: bool = False
+    ) -> tuple[Tensor, Tensor, State]:
+        """Return the features `[B, T, H]` for policy and value, and the state after the sequences.
+
+        With `acts` the value is not needed, but only its memory, if the batch has its state.
+        """
         obs, dtype = self._inputs(batch)
         state_in = batch.get("state_in")
         remembered, state = self.encoder.remember(obs, dtype, state_in, lengths)
         features = self.encoder.hidden_layers(remembered)
-        if self.value_encoder is None:
+        if self.value_encoder is None or (acts and not self._has_value_state(state_in)):
             return features, features, state
         if self.shares_memory:
             # The value's loss does not change what the policy remembers.
@@ -297,6 +313,14 @@ class RecurrentActorCriticModule(DefaultActorCriticModule):
         value_features, value_state = self.value_encoder(obs, dtype, value_state_in, lengths)
         state = state | {VALUE_STATE_PREFIX + name: leaf for name, leaf in value_state.items()}
         return features, value_features, state
+
+    def _has_value_state(self, state_in: Mapping[str, Tensor] | None) -> bool:
+        """Return whether the state value has a memory, whose state is in `state_in` (None: the initial one).
+
+        Acting outside of a training run leaves it out if that memory sees more than the policy.
+        """
+        names = self.value_encoder.initial_state()
+        return bool(names) and (state_in is None or all(VALUE_STATE_PREFIX + name in state_in for name in names))
 
     def _value(self, features: Tensor) -> Tensor:
         return require_part(self.value_head)(features).squeeze(-1)

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from gymnasium.spaces import Space
 from torch import Tensor, nn
 
 from lockstep.data.actions import ACTION_MASK
+from lockstep.data.groups import PartView
 from lockstep.data.trees import map_tree
 from lockstep.modules.defaults.actor_critic import DefaultActorCriticModule, require_part
 from lockstep.modules.encoders import Encoder
@@ -58,10 +57,13 @@ class TransitionModule(DefaultActorCriticModule):
     has_memory = False
     """True if the encoders have a memory."""
 
-    def make_encoder(self, space: Space[Any], config: ModelConfig) -> Encoder | MemoryEncoder:  # type: ignore[override]
-        """Return a new encoder for observations of `space`, with a memory if `config` has one."""
+    def make_encoder(self, view: PartView, config: ModelConfig) -> Encoder | MemoryEncoder:  # type: ignore[override]
+        """Return a new encoder of what a part sees, with a memory if `config` has one."""
         self.has_memory = config.has_memory
-        return MemoryEncoder(space, config) if config.has_memory else Encoder(space, config)
+        if config.memory_in != "both":
+            raise ValueError(f"memory_in={config.memory_in!r} is for on-policy algorithms; leave it out")
+        encoder_class = MemoryEncoder if config.has_memory else Encoder
+        return encoder_class(view.space, config, view)
 
     def get_initial_state(self) -> State:
         return self.memories()["features"].initial_state() if self.has_memory else {}
@@ -129,11 +131,6 @@ class TransitionModule(DefaultActorCriticModule):
         if self.is_masked:
             fields["mask"] = batch["obs"][ACTION_MASK]
         return {**forward({**batch, "obs": MemoryFeatures(**fields)}), "state_out": state_out}
-
-    def _inputs(self, batch: Batch) -> tuple[Any, torch.dtype]:
-        if self.has_memory and not self.has_raw_sequences(batch):
-            return batch["obs"], self.policy_head.weight.dtype  # features, which are without the mask already
-        return super()._inputs(batch)
 
     def _run(self, batch: Batch, *networks: tuple[Any, nn.Linear]) -> Sequence[Tensor]:
         if not self.has_memory:

@@ -86,10 +86,10 @@ def test_the_lstm_is_below_net_arch_and_has_the_given_size():
     model.learn(64)
     default = RecurrentPPO("MlpLstmPolicy", Copy())
     config = default.config.rl_module.model_config
-    assert (config.recurrent_size, config.hiddens, config.value_memory, config.max_seq_len) == (
+    assert (config.recurrent_size, config.hiddens, config.memory_in, config.max_seq_len) == (
         256,
         (64, 64),
-        "own",
+        "both",
         128,
     )
     assert (default.n_steps, default.batch_size, default.n_epochs) == (128, 128, 10)

@@ -76,12 +76,12 @@ class RecurrentPPO(PPO):
         has_own = bool(kwargs.pop("enable_critic_lstm", True))
         if is_shared and has_own:
             self.refuse("shared_lstm=True with enable_critic_lstm=True", "set enable_critic_lstm=False")
-        value_memory = "own"
+        memory_in = "both"
         if not has_own:
-            value_memory = "shared" if is_shared else "none"
+            memory_in = "shared" if is_shared else "policy"
 
         super().set_options(config, kwargs)
-        memory = {"recurrent": "lstm", "memory_below_hiddens": True, "value_memory": value_memory}
+        memory = {"recurrent": "lstm", "memory_below_hiddens": True, "memory_in": memory_in}
         memory |= {"recurrent_size": kwargs.pop("lstm_hidden_size", 256)}
         memory |= {"recurrent_layers": kwargs.pop("n_lstm_layers", 1)}
         config.rl_module(model_config={**memory, "vf_share_layers": False, "max_seq_len": self.max_seq_len})

@@ -1,0 +1,61 @@
+"""`PrivilegedProbe`: an environment in which a critic gains from an entry that the policy must not see."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+Observation = dict[str, npt.NDArray[np.float32]]
+
+
+class PrivilegedProbe(gym.Env[Observation, npt.NDArray[np.float32]]):
+    """Probe whose hidden entry decides the returns.
+
+    Observations are `{"proprio": [time, target], "load": [load]}`. A reward is `load - 0.1 (action - target)^2`. The
+    load stays the same in an episode, which terminates after ten steps. So nearly all variance of the returns comes
+    from the load, and the best action, the target, does not depend on it.
+
+    A critic that sees the load explains the returns. One that does not can only give their mean for each time.
+    """
+
+    metadata = {"render_modes": []}
+    state_attributes: ClassVar[tuple[str, ...]] = ("t", "target", "load")
+    """Names of the attributes that are the environment's state; see `lockstep.envs.env_state`."""
+    length: ClassVar[int] = 10
+    """Steps of an episode."""
+
+    def __init__(self) -> None:
+        self.observation_space: spaces.Space = spaces.Dict(
+            {"proprio": spaces.Box(-1.0, 1.0, (2,), np.float32), "load": spaces.Box(-1.0, 1.0, (1,), np.float32)}
+        )
+        self.action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self.t = 0
+        self.target = 0.0
+        self.load = 0.0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin an episode with a new load."""
+        super().reset(seed=seed)
+        self.t = 0
+        self.load = float(self.np_random.uniform(-1.0, 1.0))
+        self.target = float(self.np_random.uniform(-1.0, 1.0))
+        return self._observe(), {}
+
+    def step(self, action: npt.NDArray[np.float32]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Take a step of the episode."""
+        reward = self.load - 0.1 * float(action[0] - self.target) ** 2
+        self.t += 1
+        self.target = float(self.np_random.uniform(-1.0, 1.0))
+        return self._observe(), reward, self.t == self.length, False, {}
+
+    def _observe(self) -> Observation:
+        return {
+            "proprio": np.array([self.t / self.length, self.target], np.float32),
+            "load": np.array([self.load], np.float32),
+        }
