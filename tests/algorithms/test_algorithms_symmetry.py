@@ -370,6 +370,25 @@ def test_replay_with_priorities_and_n_steps_has_images(replay):
     assert trainer.policy.last_results[MODULE]["symmetry_loss"] > 0
 
 
+def backwards(obs, actions):
+    """The mirror of BitFlipping: the bits in the opposite order, which flips the bit at the other end."""
+    return {name: bits.flip(-1) for name, bits in obs.items()}, obs["observation"].shape[-1] - 1 - actions
+
+
+def test_goals_in_hindsight_are_mirrored_with_their_rows():
+    config = get_config("sac").environment("lockstep/BitFlipping-v0").training(train_batch_size=16, symmetry=backwards)
+    config.replay(her=True, learning_starts=32, update_per_step=0.25).reporting(total_steps=100)
+    config.rl_module(model_config={"hiddens": (8,), "critic_hiddens": (8,)})
+    trainer = config.build_trainer()
+    learner = trainer.policy.learner_group.learner
+    seen = []
+    original = learner.compute_losses
+    learner.compute_losses = lambda **parts: seen.append(parts["batch"][MODULE]) or original(**parts)
+    trainer.run()
+    for goals in (seen[-1]["obs"]["desired_goal"], seen[-1]["new_obs"]["achieved_goal"]):
+        assert torch.equal(goals[16:], goals[:16].flip(-1))
+
+
 def test_stacked_frames_are_mirrored_as_they_are_stored():
     config = get_config("ppo").environment("CartPole-v1", frame_stack=3).training(train_batch_size=64, symmetry=pole)
     config.rl_module(model_config={"symmetric": True, "hiddens": (8,)}).reporting(total_steps=64)
