@@ -35,7 +35,7 @@ from past_parts import (
 import lockstep_sb3 as sb3
 from lockstep import ALGORITHMS, Collector, OnpolicyTrainer, Policy, SampleBatch, get_config, load_policy
 from lockstep.algorithms.ppo import PPOLearner
-from lockstep.data import MultiAgentBatch, OfflineDataset, write_rows
+from lockstep.data import MultiAgentBatch, OfflineDataset, SingleAgentEpisode, write_rows
 from lockstep.export import load_export
 from lockstep.learner import LearnerGroup
 from lockstep.modules import MultiRLModule, MultiRLModuleSpec, RLModule, RLModuleSpec
@@ -485,6 +485,42 @@ def load_policies(folder: Path) -> Numbers:
     return found
 
 
+def write_central(folder: Path) -> None:
+    """A policy whose critics saw all agents, in a column of their own beside the observations."""
+    config = small("ppo", Guests, environment={"normalize_observations": True})
+    config.multi_agent(policies=["main"], policy_mapping_fn=main_module, centralized_critic="observations")
+    trainer = config.training(minibatch_size=8, num_epochs=2).build_trainer()
+    trainer.run()
+    trainer.policy.save_to_path(folder / "policy")
+
+
+def load_central(folder: Path) -> Numbers:
+    policy = Policy.from_checkpoint(folder / "policy")
+    rng = np.random.default_rng(4)
+    agents = ("a", "b", "c")
+    drawn = [{agent: rng.uniform(0, 5, 2).astype(np.float32) for agent in agents} for _ in range(20)]
+    chosen = [policy.compute_actions(obs) for obs in drawn]
+    numbers: Numbers = {"actions": np.array([[actions[agent] for agent in agents] for actions in chosen])}
+    episodes = []
+    for _ in range(4):
+        states = [{"critic_obs": rng.uniform(0, 5, 6).astype(np.float32)} for _ in range(9)]
+        observations = list(rng.uniform(0, 5, (9, 2)).astype(np.float32))
+        actions = list(rng.integers(2, size=8))
+        rewards = list(rng.normal(size=8))
+        episodes.append(
+            SingleAgentEpisode(
+                observations=observations,
+                actions=actions,
+                rewards=rewards,
+                infos=states,
+                terminated=True,
+                module_id="main",
+            )
+        )
+    policy.learner_group.update_from_episodes(episodes)
+    return numbers | weights_of(policy)
+
+
 def write_best(folder: Path) -> None:
     """A whole run, whose best policy is loaded."""
     config = small("ppo", Target, environment={"normalize_observations": True})
@@ -827,6 +863,7 @@ CASES: dict[str, Case] = {
     "run_counters": Case(write_counters, load_counters, revision=REDRAWN),
     "learners_several": Case(write_several, load_several),
     "policies": Case(write_policies, load_policies),
+    "policy_central": Case(write_central, load_central, trusts=True),
     "best_policy": Case(write_best, load_best),
     "modules": Case(write_modules, load_modules),
     "learners": Case(write_learners, load_learners, tolerance=DOUBLE),

@@ -23,6 +23,7 @@ FAST = {
     "learners",
     "learners_several",
     "policies",
+    "policy_central",
     "run_agents_ppo",
     "run_agents_dqn_2dd00802",
     "run_bc",
