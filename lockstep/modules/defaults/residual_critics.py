@@ -10,6 +10,7 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 from torch import Tensor, nn
 
+from lockstep.data.groups import PartView
 from lockstep.data.trees import Tree
 from lockstep.modules.defaults.action_critics import ActionCritics, DefaultSACModule
 from lockstep.modules.defaults.actor_critic import require_part
@@ -252,8 +253,8 @@ class ResidualHead(nn.Module):
 class ResidualEncoder(Encoder):
     """`Encoder` with a `ResidualMLP` in place of the perceptron."""
 
-    def __init__(self, space: Space[Any], config: ModelConfig) -> None:
-        super().__init__(space, config)
+    def __init__(self, space: Space[Any], config: ModelConfig, view: PartView | None = None) -> None:
+        super().__init__(space, config, view)
         self.mlp: Any = ResidualMLP(
             1, self.features.output_size, config.hiddens, activation=config.activation, batch_norm=config.batch_norm
         )
@@ -261,7 +262,7 @@ class ResidualEncoder(Encoder):
 
     def forward(self, obs: Tree, dtype: torch.dtype, *, mean_of_rows: MeanOfRows | None = None) -> Tensor:
         """Return the features `[N, output_size]`; see `Encoder.forward` and `BatchNorm.forward`."""
-        features = self.features(obs).to(dtype)
+        features = self.features(obs if self.view is None else self.view(obs)).to(dtype)
         if self.features_are_shared:
             features = features.detach()
         normalized: Tensor = self.mlp(features, mean_of_rows=mean_of_rows)[0]
@@ -296,10 +297,11 @@ class DefaultFlashSACModule(DefaultSACModule):
         super().setup()
         self.value_range = ModelConfig.of(self.model_config).value_range
 
-    def make_encoder(self, space: Space[Any], config: ModelConfig) -> Encoder | MemoryEncoder:  # type: ignore[override]
-        """Return a new encoder for observations of `space`. One with a memory has no residual blocks."""
+    def make_encoder(self, view: PartView, config: ModelConfig) -> Encoder | MemoryEncoder:  # type: ignore[override]
+        """Return a new encoder of what a part sees. One with a memory has no residual blocks."""
         self.has_memory = config.has_memory
-        return MemoryEncoder(space, config) if config.has_memory else ResidualEncoder(space, config)
+        encoder_class = MemoryEncoder if config.has_memory else ResidualEncoder
+        return encoder_class(view.space, config, view)
 
     def _run(self, batch: Batch, *networks: tuple[Any, nn.Linear]) -> list[Tensor]:
         if self.has_memory:
