@@ -33,6 +33,7 @@ class Builder:
     def build_policy(self, env: object = None, spaces: Spaces | None = None, reducer: Reducer | None = None) -> Policy:
         """Build a policy and its group of learners; see `AlgorithmConfig.build_policy`."""
         config = self.config if spaces is not None else self.config.with_agents(env)
+        config = config.with_groups_of_environment()
         observation_space, action_space = config.policy_spaces(env, spaces)
         if reducer is None or reducer.world_size == 1:
             group = config.build_learner_group(env, (observation_space, action_space))

@@ -27,7 +27,7 @@ from lockstep.connectors import ModuleConnectors
 from lockstep.data import MultiAgentEpisode
 from lockstep.data.codec import DAMAGE
 from lockstep.data.config import OfflineDataSection
-from lockstep.data.groups import INTRINSIC, Groups, checked_groups
+from lockstep.data.groups import INTRINSIC, checked_groups
 from lockstep.data.values import check_entries
 from lockstep.envs import VectorBoundary, make_vector
 from lockstep.envs.config import EnvironmentSection
@@ -741,6 +741,28 @@ class BaseConfig:
         policies = list(dict.fromkeys(mapping.values()))
         return self.with_sections().multi_agent(policies=policies, policy_mapping_fn=mapping)
 
+    def with_groups_of_environment(self) -> Self:
+        """Return a configuration with the observation groups that the environment brings with it.
+
+        They become part of the configuration, so that files of the policy have them: a policy is loaded without its
+        environment. The configuration itself is returned if it has groups, or if the environment has none.
+        """
+        groups = self._groups_of_environment()
+        if not groups or self.rl_module.observation_groups is not None:
+            return self
+        return self.with_sections().rl_module(observation_groups=groups)
+
+    def _groups_of_environment(self) -> dict[str, tuple[str, ...]]:
+        """Return the observation groups of a finished environment, such as an `RslRlEnv`; empty if it has none.
+
+        Groups of parts that this algorithm does not have are left out, since the environment was made for any
+        algorithm.
+        """
+        groups = getattr(self.environment.env, "observation_groups", None)
+        if not isinstance(groups, Mapping):
+            return {}
+        return {part: keys for part, keys in checked_groups(groups).items() if part in self.parts_of_networks}
+
     def agents_with_id(self, env: object = None) -> list[Any] | None:
         """Return the agents in the order of their ids in observations, or None if observations have no agent ids."""
         if not self.multi_agent.agent_id_in_obs:
@@ -966,6 +988,7 @@ class BaseConfig:
             # The checks below need an environment or spaces in the configuration.
             changes = {"env": env} if spaces is None else dict(zip(("observation_space", "action_space"), spaces))
             config = self.with_sections(environment=replace(self.environment, **changes))
+        config = config.with_groups_of_environment()
         config.validate()
         return config._build_learner(env, spaces, reducer)
 
@@ -973,7 +996,7 @@ class BaseConfig:
         """Build a learner from a configuration that is checked and has an environment or spaces."""
         self.set_num_threads()
         streams = RandomStreams(self.debugging.seed)
-        connectors, modules = self._build_modules(self.spaces_by_module(env, spaces), streams, env)
+        connectors, modules = self._build_modules(self.spaces_by_module(env, spaces), streams)
         builder = LearnerBuilder(
             self.training,
             self.rl_module,
@@ -985,15 +1008,16 @@ class BaseConfig:
         return builder.build(connectors, modules, streams.child("learner"), reducer)
 
     def _build_modules(
-        self, spaces: Mapping[str, Spaces], streams: RandomStreams, env: object
+        self, spaces: Mapping[str, Spaces], streams: RandomStreams
     ) -> tuple[dict[str, ModuleConnectors], dict[str, RLModule]]:
         """Return the connectors and the network of each module, by id."""
         specs = self.module_specs()
         is_single = list(specs) == [DEFAULT_MODULE_ID]
-        if self.rl_module.observation_groups is not None and self._groups_of_environment():
+        groups = self._groups_of_environment()
+        if groups and self.rl_module.observation_groups not in (None, groups):
             warnings.warn(
                 f"rl_module.observation_groups={self.rl_module.observation_groups} is used, and the environment's "
-                f"{dict(self._groups_of_environment() or {})} are not",
+                f"{groups} are not",
                 stacklevel=2,
             )
         connectors = {}
@@ -1061,27 +1085,13 @@ class BaseConfig:
         builder = ModuleBuilder(
             self.rl_module,
             algorithm=self.algorithm,
-            observation_groups=self._observation_groups(),
+            observation_groups=self.rl_module.observation_groups,
             module_class=self.module_class,
             has_central_state=bool(self.multi_agent.centralized_critic),
+            has_intrinsic_reward=self.training.intrinsic_reward is not None,
             complete_model_config=self.complete_model_config,
         )
         return builder.build(spec, observation_space, action_space, streams)
-
-    def _observation_groups(self) -> Groups | None:
-        """Return the configured observation groups, or else the groups that the environment brings with it.
-
-        Of the environment's groups only parts that this algorithm has are taken, since it was made for any algorithm.
-        """
-        if self.rl_module.observation_groups is not None:
-            return checked_groups(self.rl_module.observation_groups)
-        groups = checked_groups(self._groups_of_environment())
-        return {part: keys for part, keys in groups.items() if part in self.parts_of_networks} or None
-
-    def _groups_of_environment(self) -> Groups | None:
-        """Return the observation groups of a finished environment, such as an `RslRlEnv`; None if it has none."""
-        groups = getattr(self.environment.env, "observation_groups", None)
-        return groups if isinstance(groups, Mapping) else None
 
     def build_connectors(
         self,

@@ -11,7 +11,16 @@ import torch
 from gymnasium.spaces import Space
 from gymnasium.vector.utils import batch_space
 
-from lockstep.data.groups import Groups, central_groups, needed_paths, pruned_space, split_state, with_state_space
+from lockstep.data.groups import (
+    INTRINSIC,
+    POLICY,
+    Groups,
+    central_groups,
+    needed_paths,
+    pruned_space,
+    split_state,
+    with_state_space,
+)
 from lockstep.data.trees import map_tree
 from lockstep.learner.config import CONFIGURED_MODULES
 from lockstep.modules import RLModule, RLModuleSpec, default_module_class
@@ -36,6 +45,8 @@ class ModuleBuilder:
     """Default network class of the algorithm. None stands for an actor-critic, with or without memory."""
     has_central_state: bool
     """Whether observations of several agents have a central state, which critics see."""
+    has_intrinsic_reward: bool
+    """Whether the algorithm has a network for an intrinsic reward, which observes as well."""
     complete_model_config: Callable[[ModelConfig], ModelConfig]
     """Function that adds what the algorithm and its exploration need to the configuration of a default network."""
 
@@ -75,7 +86,7 @@ class ModuleBuilder:
                 DeprecationWarning,
                 stacklevel=2,
             )
-            groups = central_groups(observation_space)
+            groups = self._central_groups(observation_space)
             observation_space = with_state_space(observation_space, spec.critic_space)
         complete_spec = RLModuleSpec(
             module_class=module_class,
@@ -86,7 +97,8 @@ class ModuleBuilder:
             observation_groups=groups,
         )
         try:
-            if self.has_central_state and not issubclass(module_class, CONFIGURED_MODULES):
+            has_state = self.has_central_state or spec.critic_space is not None
+            if has_state and not issubclass(module_class, CONFIGURED_MODULES):
                 return self._build_with_state(complete_spec, streams.seed("module"))
             module = complete_spec.build(seed=streams.seed("module"))
             if groups and not issubclass(module_class, CONFIGURED_MODULES):
@@ -102,10 +114,22 @@ class ModuleBuilder:
             raise
 
     def _groups_of(self, spec: RLModuleSpec, observation_space: Space[Any]) -> Groups | None:
-        """Return the observation groups of a network: its own, the configured ones, or those of a central state."""
+        """Return the observation groups of a network: its own, or else the configured ones.
+
+        With a central state, parts without a group see the agent's own observation, and only the critic the state.
+        """
         groups = spec.observation_groups or self.observation_groups
-        if groups is None and self.has_central_state:
-            groups = central_groups(split_state(observation_space)[0])
+        if not self.has_central_state:
+            return groups
+        own_space, _ = split_state(observation_space)
+        return {**self._central_groups(own_space), **(groups or {})}
+
+    def _central_groups(self, own_space: Space[Any]) -> dict[str, tuple[str, ...]]:
+        """Return the groups of all parts for an agent's own observation space, of which only the critic's has the
+        state."""
+        groups = central_groups(own_space)
+        if self.has_intrinsic_reward:
+            groups[INTRINSIC] = groups[POLICY]
         return groups
 
     def _check_acting(self, module: RLModule) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from lockstep.connectors import ModuleConnectors, Symmetry
 from lockstep.data.columns import MIRRORED, Columns
-from lockstep.data.groups import INTRINSIC, POLICY
+from lockstep.data.groups import INTRINSIC, POLICY, PartView, central_groups, with_state_space
 from lockstep.data.rollout import RolloutEpisodes
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
 from lockstep.data.tensor_rollout import TensorRollout
@@ -300,8 +300,11 @@ class Learner(Generic[Training]):
             self.coefficients[module_id, name] = (schedule, value)
         if config.intrinsic_reward is not None:
             module = self.module[module_id]
+            space = module.observation_space
             view = module.view_of(INTRINSIC) if INTRINSIC in module.observation_groups else None
-            space = module.observation_space if view is None else view.space
+            if module.critic_space is not None:  # a class that was written for version 0.2
+                view = PartView(POLICY, with_state_space(space, module.critic_space), central_groups(space))
+            space = space if view is None else view.space
             seed = self.streams.seed(f"{module_id}/{NOVELTY}")
             novelty = make_intrinsic_reward(config.intrinsic_reward, space, config.intrinsic_coeff, seed, view)
             parameters = novelty.network.to(device=self.device, dtype=self.dtype).parameters()

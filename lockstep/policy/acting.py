@@ -19,7 +19,7 @@ from lockstep.connectors.acting import ActingObservations
 from lockstep.data import SampleBatch
 from lockstep.data.actions import ActionForm, describe_actions, single_action
 from lockstep.data.columns import Columns
-from lockstep.data.groups import central_groups, split_state
+from lockstep.data.groups import OWN_OBS, POLICY, central_groups, split_state
 from lockstep.data.trees import Tree, map_tree
 from lockstep.data.values import checked_array
 from lockstep.learner.learner import STEPS_SAMPLED
@@ -138,8 +138,9 @@ class ActingPolicy:
         is_old = self.module.critic_space is not None
         if self.config.multi_agent.centralized_critic:
             own_space, _ = split_state(self.observation_space)
-            is_bare = not isinstance(own_space, spaces.Dict)
             groups = groups or central_groups(own_space)
+            # A policy that sees the state, which its group may say, has to be given it.
+            is_bare = not isinstance(own_space, spaces.Dict) and tuple(groups[POLICY]) == (OWN_OBS,)
         return ActingObservations(
             groups,
             self.observation_space,

@@ -128,6 +128,7 @@ def build_trainer(
     if folder is None:
         # Name a policy for each kind of agent. With a folder, `prepare_run` has done it before it wrote config.json.
         config = config.with_agents()
+    config = config.with_groups_of_environment()
     _check_run(config, callbacks)
     if config.framework.compile is not False:
         # The choice of compiling is written into the configuration below, and must not change the user's object. Only

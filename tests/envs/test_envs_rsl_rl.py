@@ -9,7 +9,7 @@ import pytest
 import torch
 from rsl_robot import LIMIT, NUM_ENVS, OBS_GROUPS, make_robot, make_runner
 
-from lockstep import PPOConfig
+from lockstep import Policy, PPOConfig
 from lockstep.envs import RslRlEnv
 from lockstep.envs.tensor.step_log import MAX_PENDING, StepLog
 from lockstep.ops.device_returns import tensor_gae
@@ -194,3 +194,43 @@ def test_both_libraries_learn_the_robot_equally_well():
     (low, high), (other_low, other_high) = ranges
     assert low <= other_high
     assert other_low <= high
+
+
+# -- groups of rsl_rl's configuration as observation groups ---
+
+
+def groups_of(trained: Any) -> Any:
+    return trained.acting["default_policy"].module.observation_groups
+
+
+def test_the_groups_of_the_runner_reach_the_networks():
+    policy = config_of(RslRlEnv(make_robot(), obs_groups=OBS_GROUPS), 4).build_policy()
+    module = policy.acting["default_policy"].module
+    assert module.observation_groups == {"policy": ("proprio", "goal"), "critic": ("proprio", "goal", "wind")}
+    assert list(module.encoder.space.spaces) == ["proprio", "goal"]
+    assert list(module.value_encoder.space.spaces) == ["proprio", "goal", "wind"]
+
+
+def test_parts_that_the_algorithm_lacks_are_left_out():
+    groups = {**OBS_GROUPS, "teacher": ["wind"], "rnd_state": ["wind"]}
+    env = RslRlEnv(make_robot(), obs_groups=groups)
+    assert set(groups_of(config_of(env, 4).build_policy())) == {"policy", "critic"}
+    config = config_of(env, 4).training(intrinsic_reward="rnd")
+    assert groups_of(config.build_policy())["intrinsic"] == ("wind",)
+
+
+def test_configured_groups_win_over_those_of_the_environment_and_say_so():
+    config = config_of(RslRlEnv(make_robot(), obs_groups=OBS_GROUPS), 4)
+    with pytest.warns(UserWarning, match=r"\{'policy': \('goal',\)\} is used, and the environment's .* are not"):
+        policy = config.rl_module(observation_groups={"policy": ["goal"]}).build_policy()
+    assert groups_of(policy) == {"policy": ("goal",)}
+
+
+def test_a_policy_is_loaded_without_the_environment_that_brought_its_groups(tmp_path):
+    trainer = config_of(RslRlEnv(make_robot(), obs_groups=OBS_GROUPS), 4).build_trainer()
+    next(trainer)
+    policy = trainer.policy
+    loaded = Policy.from_checkpoint(policy.save_to_path(tmp_path / "policy"))
+    assert groups_of(loaded) == groups_of(policy)
+    obs = {"proprio": np.ones((3, 2), np.float32), "goal": np.ones((3, 1), np.float32)}
+    assert np.array_equal(loaded.compute_actions(obs), policy.compute_actions(obs))

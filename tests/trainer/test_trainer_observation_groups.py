@@ -357,3 +357,58 @@ def test_algorithms_with_replay_have_central_critics_too():
     trainer = config.build_trainer()
     trainer.run()
     assert trainer.policy.acting["first"].module.observation_groups == {"policy": ("obs",), "critic": ("state", "obs")}
+
+
+# -- several agents: the state is for the critic alone ---
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        (None, {"policy": ("obs",), "critic": ("state", "obs")}),
+        ({"critic": ["state"]}, {"policy": ("obs",), "critic": ("state",)}),
+        ({"policy": ["obs"]}, {"policy": ("obs",), "critic": ("state", "obs")}),
+    ],
+    ids=["no groups", "critic", "policy"],
+)
+def test_configured_groups_leave_the_state_to_the_critic(groups, expected):
+    config = game_config(HiddenGame, multi_agent={"centralized_critic": True})
+    policy = config.rl_module(observation_groups=groups).build_policy()
+    assert policy.acting["first"].module.observation_groups == expected
+    assert set(policy.compute_actions(HiddenGame().reset(seed=0)[0])) == {"x", "y"}
+
+
+def test_a_policy_whose_group_has_the_state_is_given_it():
+    config = game_config(HiddenGame, multi_agent={"centralized_critic": True})
+    policy = config.rl_module(observation_groups={"policy": ["obs", "state"]}).build_policy()
+    own = HiddenGame().reset(seed=0)[0]
+    with pytest.raises(ValueError, match=r"expected a Dict of \['obs', 'state'\]"):
+        policy.compute_actions(own)
+    size = policy.observation_space["first"]["state"].shape
+    whole = {agent: {"obs": obs, "state": np.zeros(size, np.float32)} for agent, obs in own.items()}
+    assert set(policy.compute_actions(whole)) == {"x", "y"}
+
+
+@pytest.mark.parametrize("module_class", [None, ReadsCriticObs])
+def test_an_intrinsic_reward_of_agents_does_not_see_the_state(module_class):
+    config = shared_config(HiddenGame, steps=64, centralized_critic="state").training(intrinsic_reward="rnd")
+    trainer = config.rl_module(rl_module_spec=RLModuleSpec(module_class=module_class)).build_trainer()
+    trainer.run()
+    novelty = trainer.policy.learner_group.learner.novelty_of("main")
+    assert novelty.network.target.space == HiddenGame().observation_space("x")
+
+
+def test_a_critic_space_of_one_agent_builds_an_old_network():
+    own = spaces.Box(-1.0, 1.0, (2,))
+    spec = RLModuleSpec(module_class=ReadsCriticObs, critic_space=spaces.Box(-1.0, 1.0, (3,)))
+    config = PPOConfig().rl_module(rl_module_spec=spec).training(train_batch_size=8)
+    with pytest.warns(DeprecationWarning, match="critic_obs"):
+        learner = config.build_learner(spaces=(own, spaces.Discrete(2)))
+    episode = SingleAgentEpisode(
+        observations=list(np.zeros((5, 2), np.float32)),
+        infos=[{"critic_obs": state} for state in np.eye(5, 3, dtype=np.float32)],
+        actions=[0, 1, 0, 1],
+        rewards=[1.0, 0.0, 2.0, 1.0],
+        terminated=True,
+    )
+    learner.update_from_episodes([episode])
