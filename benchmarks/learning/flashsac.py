@@ -127,7 +127,7 @@ def table() -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("action", choices=("robots", "parts", "table"))
+    parser.add_argument("action", nargs="?", default="table", choices=("robots", "parts", "table"))
     parser.add_argument("env", nargs="?", choices=ROBOTS)
     parser.add_argument("--seeds", type=int, help="number of seeds; by default 5, or 3 for Humanoid-v5 and parts")
     parser.add_argument("--steps", type=int, help="environment steps; by default 300,000, or 100,000 for parts")

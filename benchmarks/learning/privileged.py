@@ -6,6 +6,7 @@ the critic's group, three seeds each. The raw output is `benchmarks/results/priv
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -37,11 +38,14 @@ def train(critic: list[str], seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure what a critic gains from a privileged entry.")
+    parser.add_argument("--output", "-o", type=Path, default=OUTPUT, help="JSON file to write")
+    output = parser.parse_args().output
     found = {}
     for name, critic in CRITICS.items():
         found[name] = [train(critic, seed) for seed in SEEDS]
         print(name, [round(run["explained_variance"], 3) for run in found[name]], flush=True)
-    OUTPUT.write_text(json.dumps({"steps": STEPS, "seeds": SEEDS, "found": found}, indent=1) + "\n", encoding="utf-8")
+    output.write_text(json.dumps({"steps": STEPS, "seeds": SEEDS, "found": found}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

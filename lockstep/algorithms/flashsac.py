@@ -125,6 +125,7 @@ class FlashSACLearner(SoftActorCriticLearner[FlashSACTraining]):
 
     def setup_module(self, module_id: str) -> None:
         """Scale the initial weights, then make target critics and temperature."""
+        self.check_memories(module_id)
         if self.config_of(module_id).unit_norm_weights:
             self.check_parts(module_id, "normalize_weights", "normalize_policy_weights")
             module: Any = self.module[module_id]

@@ -638,9 +638,19 @@ class BaseConfig:
         return are_configured or self.environment.frame_stack > 1
 
     def training_of(self, module_id: str) -> TrainingSection[Any]:
-        """Return the training options of a module: its own, or the common ones."""
+        """Return the training options of a module: its own, or the common ones.
+
+        Raises:
+            ValueError: An own option is not allowed; the message begins with its path.
+        """
         overrides = self.rl_module.algorithm_config_overrides_per_module.get(module_id)
-        return self.training if overrides is None else self.training.overridden(overrides)
+        if overrides is None:
+            return self.training
+        try:
+            return self.training.overridden(overrides)
+        except (TypeError, ValueError) as error:
+            path = f"rl_module.algorithm_config_overrides_per_module[{module_id!r}]"
+            raise type(error)(f"{path}: {error}") from None
 
     @property
     def symmetries(self) -> list[Callable[..., Any]]:

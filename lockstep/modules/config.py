@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from lockstep.modules.typed import RLModuleOptions
 
 NEW_FIELDS = frozenset(
-    {"squash_mean", "value_hiddens", "recurrent_layers", "memory_below_hiddens", "memory_in", "symmetric"},
+    {
+        "squash_mean",
+        "value_hiddens",
+        "recurrent_layers",
+        "memory_below_hiddens",
+        "memory_in",
+        "symmetric",
+        "batch_norm",
+    },
 )
 """Fields of `ModelConfig` that are missing in files of version 0.2. Networks of such files were trained with the
 defaults of these fields, even if an algorithm sets other values today."""
@@ -83,7 +91,9 @@ class RLModuleSection(Section[ConfigT]):
         return None if spec.module_class else False
 
     def prepare(self, name: str, value: object) -> Any:
-        """Return the value to set. Replaces whole configurations among the overrides by their changed options."""
+        """Return the value to set: checked groups, and the changed options of configurations among the overrides."""
+        if name == "observation_groups":
+            return checked_groups(value) or None
         if name != "algorithm_config_overrides_per_module" or not isinstance(value, Mapping):
             return value
         overrides = {}
@@ -94,7 +104,6 @@ class RLModuleSection(Section[ConfigT]):
 
     def validate(self) -> None:
         """Check the options, and turn a dict of the default network's options into a `ModelConfig`."""
-        self.observation_groups = checked_groups(self.observation_groups) or None
         spec = self.rl_module_spec
         if spec is not None and not isinstance(spec, RLModuleSpec | RLModule | MultiRLModuleSpec | MultiRLModule):
             raise TypeError(

@@ -575,7 +575,11 @@ def prepare_resume(
     changes = option_changes(before, after)
     if STEPS_PER_EPOCH in changes and after.reporting.steps_per_epoch == RunLength.of(before).per_epoch:
         del changes[STEPS_PER_EPOCH]  # `_follow_total` has written out the length that the epochs had by default
-    check_changes(changes, after.first_values)
+    try:
+        check_changes(changes, after.first_values)
+    except ValueError as error:
+        # The other value may come from a damaged file as well as from the user.
+        raise ValueError(f"{error} (the options of the run are in {folder.path / CONFIG})") from None
 
     counters = read_checkpoint(checkpoint / "trainer")[""]["state"]["counters"]
     step = int(counters["env_step"] or counters["gradient_step"])

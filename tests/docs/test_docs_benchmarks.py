@@ -131,7 +131,7 @@ def test_the_compiled_simple_spread_is_the_game_of_mpe2(parsing_only, monkeypatc
             (seen, *their_outcome), (others, *our_outcome) = theirs.step(actions), ours.step(actions)
             assert [dict(part) for part in their_outcome] == our_outcome
     trainer = simple_spread.make_config("mappo", 1_600).build_trainer()
-    assert trainer.policy.acting["team"].module.critic_space.shape == (54,)
+    assert trainer.policy.acting["team"].module.observation_space["state"].shape == (54,)
 
 
 def test_every_work_that_revisions_times_says_what_it_is(parsing_only, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from lockstep import A2CConfig, APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, REINFORCEConfig
+from lockstep import A2CConfig, APPOConfig, DQNConfig, FlashSACConfig, IMPALAConfig, PPOConfig, REINFORCEConfig
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.builder.tensor_collectors import HOST_RULES
 from lockstep.connectors import ClipRewards, Connector
@@ -188,6 +188,7 @@ NEEDS_HOST = {
     "replay(storage=...)": lambda: config_of(DQNConfig).replay(storage="memmap"),
     "environment(frame_stack=...)": lambda: ppo_config().environment(frame_stack=2),
     "training(learner_connector=...)": lambda: ppo_config().training(learner_connector=lambda *_: OwnConnector()),
+    "training(bounded_rewards=True)": lambda: config_of(FlashSACConfig, "tensor/Pendulum-v1"),
     "training(intrinsic_reward=...)": lambda: ppo_config().training(intrinsic_reward="rnd"),
     "env_runners(batch_mode='complete_episodes')": lambda: ppo_config().env_runners(
         batch_mode="complete_episodes", rollout_fragment_length=None

@@ -175,7 +175,10 @@ class TransitionLearner(Learner[Training]):
     """
 
     def setup_module(self, module_id: str) -> None:
-        """Check that a network with a memory names its memories."""
+        self.check_memories(module_id)
+
+    def check_memories(self, module_id: str) -> None:
+        """Raise `ValueError` for a network with a memory that does not name its memories."""
         if self.module[module_id].is_stateful() and self.should_module_be_updated(module_id):
             self.check_parts(module_id, "memories")
 
