@@ -20,7 +20,8 @@ Options = Mapping[str, Any]
 Refused = tuple[str, Any, str]
 """an option, a value that it cannot have, words that the message has"""
 
-NAMES = tuple(config.algorithm for config in ALGORITHMS)
+NAMES = tuple(config.algorithm for config in ALGORITHMS if not config.needs_teacher)
+"""the algorithms that learn without another policy; the test file of the one that needs a teacher has its own runs"""
 OFFLINE = tuple(config.algorithm for config in ALGORITHMS if config.is_offline)
 OFF_POLICY = tuple(config.algorithm for config in ALGORITHMS if config.is_off_policy)
 ON_POLICY = tuple(name for name in NAMES if name not in (*OFFLINE, *OFF_POLICY))
@@ -651,6 +652,7 @@ ALGORITHM_CASES: dict[str, AlgorithmCase] = {
         lacks={},
         walks=("Box",),
     ),
+    "distillation": AlgorithmCase(product={}, probes={}, takes_batches=False, has_values=False),
     "bc": AlgorithmCase(
         product=OFFLINE_PRODUCT,
         probes={},

@@ -6,6 +6,7 @@ from lockstep.algorithms.bc import BCConfig, BCLearner, BCTraining
 from lockstep.algorithms.c51 import C51Config, C51Learner
 from lockstep.algorithms.cql import CQLConfig, CQLLearner, CQLTraining
 from lockstep.algorithms.crossq import CrossQConfig, CrossQLearner, CrossQTraining
+from lockstep.algorithms.distillation import DistillationConfig, DistillationLearner, DistillationTraining
 from lockstep.algorithms.dqn import DQNConfig, DQNLearner, DQNTraining
 from lockstep.algorithms.flashsac import FlashSACConfig, FlashSACLearner, FlashSACTraining
 from lockstep.algorithms.impala import IMPALAConfig, IMPALALearner
@@ -34,6 +35,7 @@ ALGORITHMS: tuple[type[AlgorithmConfig], ...] = (
     IMPALAConfig,
     APPOConfig,
     PQNConfig,
+    DistillationConfig,
     DQNConfig,
     C51Config,
     QRDQNConfig,
@@ -87,6 +89,9 @@ __all__ = [
     "DQNConfig",
     "DQNLearner",
     "DQNTraining",
+    "DistillationConfig",
+    "DistillationLearner",
+    "DistillationTraining",
     "FlashSACConfig",
     "FlashSACLearner",
     "FlashSACTraining",

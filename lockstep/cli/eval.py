@@ -17,8 +17,9 @@ from lockstep.cli.running import policy_text
 from lockstep.cli.terminal import return_text, say, say_facts, show_table, shown_path
 from lockstep.options.checks import check_whole
 from lockstep.policy import Policy
+from lockstep.policy.files import find_policy
 from lockstep.rollout import Collector, MultiAgentCollector
-from lockstep.runs.run import find_policy, load_policy
+from lockstep.runs.run import load_policy
 from lockstep.runs.video import FORMATS, record_video
 from lockstep.state.markup import number_text
 from lockstep.state.streams import RandomStreams

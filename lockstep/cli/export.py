@@ -13,7 +13,8 @@ from lockstep.cli.arguments import OptionalPath
 from lockstep.cli.running import policy_text
 from lockstep.cli.terminal import say_facts, shown_path
 from lockstep.export import exported_in, read_card
-from lockstep.runs.run import evaluation_of, find_policy, load_policy
+from lockstep.policy.files import find_policy
+from lockstep.runs.run import evaluation_of, load_policy
 from lockstep.tracking.run_folder import find_run
 
 

@@ -34,8 +34,9 @@ from lockstep.cli.terminal import fact_lines, make_console, say, shown_path
 from lockstep.cluster.torchrun import RankInfo
 from lockstep.envs.make import name_of_env
 from lockstep.options.checks import check_whole
+from lockstep.policy.files import find_policy
 from lockstep.recipes.training import Settings, find_settings
-from lockstep.runs.run import find_policy, prepare_run
+from lockstep.runs.run import prepare_run
 from lockstep.runs.seeds import SeedBegun, SeedEnded, SeedEvent, SeedProgress, run_seeds
 from lockstep.runs.seeds_display import SeedsDisplay
 from lockstep.trainer import ProgressDisplay

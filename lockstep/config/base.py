@@ -187,6 +187,8 @@ class BaseConfig:
     """Whether the algorithm learns from a replay buffer, so that there is a section `replay`."""
     is_offline: ClassVar[bool] = False
     """Whether the algorithm learns from recorded data, without an environment."""
+    needs_teacher: ClassVar[bool] = False
+    """Whether the algorithm learns from another policy, so that a run is built only with `training.teacher`."""
     squashes_actions: ClassVar[bool] = False
     """Whether the default network acts in [-1, 1], so that actions are rescaled to the bounds of a Box."""
     can_prioritize: ClassVar[bool] = True

@@ -16,21 +16,46 @@ from lockstep.data.spaces import describe_space, space_from
 from lockstep.data.trees import Tree
 from lockstep.envs.make import name_of_env
 from lockstep.export import Origin, export_policies
+from lockstep.export.exported import CHECKPOINT
 from lockstep.learner.checkpointing import state_from_folders
 from lockstep.learner.group import LearnerGroup
 from lockstep.learner.learner import STEPS_SAMPLED, Learner
 from lockstep.learner.targets import target_networks
 from lockstep.policy.acting import ActingPolicy
 from lockstep.policy.new_modules import is_module_tree, recipe_space, with_modules
-from lockstep.state.checkpoint import CheckpointError, read_checkpoint
+from lockstep.state.checkpoint import CheckpointError, newest_checkpoint, read_checkpoint
 from lockstep.state.sizes import claims_of
 from lockstep.state.trust import FileNames
-from lockstep.tracking.run_folder import versions
+from lockstep.tracking.run_folder import find_run, versions
 
 SHAPING = ("normalize_observations", "normalize_rewards", "frame_stack")
 """Options of the environment section that add connectors to a policy."""
 EXPORTS = (".onnx", ".pt", ".pt2")
 """Suffixes of single files of an export, which do not contain a checkpoint."""
+
+
+def find_policy(path: str | Path, *, last: bool = False) -> Path:
+    """Return the checkpoint that `load_policy` reads: a run's best policy, or its newest checkpoint if it has none.
+
+    In a folder that `export` or `save_pretrained` wrote, it is the checkpoint in it. A checkpoint is returned as it is.
+
+    Args:
+        path: A run's folder, a folder that holds one run, a checkpoint, or an exported or saved policy.
+        last: Whether to return a run's newest checkpoint instead of its best policy.
+
+    Raises:
+        RunFolderError: the folder holds several runs.
+    """
+    path = find_run(path)
+    if (path / CHECKPOINT).is_dir():
+        return path / CHECKPOINT
+
+    is_run = (path / "config.json").exists() and (path / "best").exists()
+    if not is_run:
+        return path
+    newest = newest_checkpoint(path / "checkpoints")
+    best = None if last else newest_checkpoint(path / "best")
+    return best or newest or path
 
 
 class SavablePolicy(Protocol):

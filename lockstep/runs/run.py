@@ -17,11 +17,11 @@ from lockstep.analysis import plot_runs
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.cluster.torchrun import RankInfo
 from lockstep.envs.make import name_of_env
-from lockstep.export.exported import CHECKPOINT
 from lockstep.learner.many.reduction import Reducer
 from lockstep.options.checks import check_flags, check_whole
 from lockstep.options.schedules import ConfiguredValueWarning
 from lockstep.options.section import settings_by_path
+from lockstep.policy.files import find_policy
 from lockstep.policy.policy import Policy
 from lockstep.state.checkpoint import (
     CheckpointError,
@@ -37,7 +37,7 @@ from lockstep.state.trust import handed_in, without_signature
 from lockstep.tracking import RunFolder, RunFolderError
 from lockstep.tracking.rank_marks import RankMark, restart_reason
 from lockstep.tracking.records import leaves
-from lockstep.tracking.run_folder import CHECKPOINTS, CONFIG, find_run
+from lockstep.tracking.run_folder import CHECKPOINTS, CONFIG
 from lockstep.tracking.statistics import EpochStats, InfoStats
 from lockstep.trainer.build import RunLength, Trainer, build_trainer, rescale_schedules, take_lock
 from lockstep.trainer.callbacks import Callback
@@ -318,30 +318,6 @@ def progress_displays(progress: bool, config: AlgorithmConfig) -> list[ProgressD
         return []
     env = name_of_env(config.environment.env)
     return [ProgressDisplay(title=f"{config.algorithm.upper()} on {env}, seed {config.debugging.seed}")]
-
-
-def find_policy(path: str | Path, *, last: bool = False) -> Path:
-    """Return the checkpoint that `load_policy` reads: a run's best policy, or its newest checkpoint if it has none.
-
-    In a folder that `export` or `save_pretrained` wrote, it is the checkpoint in it. A checkpoint is returned as it is.
-
-    Args:
-        path: A run's folder, a folder that holds one run, a checkpoint, or an exported or saved policy.
-        last: Whether to return a run's newest checkpoint instead of its best policy.
-
-    Raises:
-        RunFolderError: the folder holds several runs.
-    """
-    path = find_run(path)
-    if (path / CHECKPOINT).is_dir():
-        return path / CHECKPOINT
-
-    is_run = (path / "config.json").exists() and (path / "best").exists()
-    if not is_run:
-        return path
-    newest = newest_checkpoint(path / "checkpoints")
-    best = None if last else newest_checkpoint(path / "best")
-    return best or newest or path
 
 
 def load_policy(path: str | Path, *, trust: bool = False) -> Policy:

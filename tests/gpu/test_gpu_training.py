@@ -30,7 +30,7 @@ CELL = {
     "compile": "eager",
 }
 BOXES = where(lambda case: case.in_a_box)
-NAMES = [config.algorithm for config in ALGORITHMS]
+NAMES = [config.algorithm for config in ALGORITHMS if not config.needs_teacher]
 PLAIN = [
     pytest.param({"algorithm": name, "actions": "Box" if name in BOXES else "Discrete"}, id=name) for name in NAMES
 ]

@@ -26,7 +26,7 @@ from lockstep.learner.many.sharding import shards_of
 Cell = Mapping[str, str]
 """one level of each factor"""
 FACTORS: dict[str, tuple[str, ...]] = {
-    "algorithm": tuple(config.algorithm for config in ALGORITHMS),
+    "algorithm": tuple(config.algorithm for config in ALGORITHMS if not config.needs_teacher),
     "observations": tuple(OBSERVATIONS),
     "actions": tuple(ACTIONS),
     "mask": ("no mask", "mask"),

@@ -7,7 +7,8 @@ from parts import fast_if
 from scenario_tools import Paying, config_of
 
 import lockstep
-from lockstep.runs.run import find_policy, prepare_run
+from lockstep.policy.files import find_policy
+from lockstep.runs.run import prepare_run
 from lockstep.tracking import RunFolder
 
 

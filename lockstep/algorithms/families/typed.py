@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from lockstep.learner.typed import TrainingOptions
 from lockstep.options.schedules import ScheduleLike
@@ -126,6 +126,14 @@ class CrossQOptions(SoftActorCriticOptions, total=False):
     """Options of `CrossQTraining`."""
 
     policy_delay: int
+
+
+class DistillationOptions(TrainingOptions, total=False):
+    """Options of `DistillationTraining`."""
+
+    teacher: Any
+    loss: Literal["mse", "kl", "nll"]
+    teacher_share: float
 
 
 class DQNOptions(ActionValueOptions, total=False):

@@ -1,0 +1,288 @@
+"""Distillation: its three losses, what the teacher sees and labels, runs that are resumed, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from agent_games import game_config
+from algorithm_tools import MODULE, THREE, exact_learner, make_policy
+from gymnasium import spaces
+
+from lockstep import DistillationConfig, Policy, PPOConfig, SACConfig, load_policy, train
+from lockstep.algorithms.distillation import TEACHER_ACTIONS, TEACHER_DIST_INPUTS
+from lockstep.connectors import ModuleConnectors
+from lockstep.data.trees import map_tree
+from lockstep.export import load_export
+from lockstep.policy.teacher import Teacher
+from lockstep.runs import resume
+from lockstep.trainer import restore_trainer, save_trainer
+
+TWO_NUMBERS = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+class Hint(gym.Env[Any, Any]):
+    """The reward is 1 for the action `goal`. The entry "cue" shows it in the first step, "goal" in all ten steps."""
+
+    state_attributes = ("t", "goal")
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Dict(
+            {"cue": spaces.Box(-1.0, 1.0, (2,)), "hidden": spaces.Dict({"goal": spaces.Box(-1.0, 1.0, (1,))})}
+        )
+        self.action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        self.goal = int(self.np_random.integers(2))
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        return self._observe(), float(action == self.goal), self.t == 10, False, {}
+
+    def _observe(self) -> Any:
+        sign = 2.0 * self.goal - 1.0
+        cue = sign if self.t == 0 else 0.0
+        return {
+            "cue": np.array([cue, self.t / 10], np.float32),
+            "hidden": {"goal": np.array([sign], np.float32)},
+        }
+
+
+def teacher_config(groups: Any = None) -> Any:
+    config = PPOConfig().environment(Hint).rl_module(model_config={"hiddens": (16,)}, observation_groups=groups)
+    config.training(lr=1e-2, gamma=0.5, train_batch_size=256, minibatch_size=64).debugging(seed=1)
+    return config.reporting(total_steps=2048, steps_per_epoch=2048).evaluation(evaluation_interval=0)
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a policy that knows the goal from the hidden entry."""
+    trainer = teacher_config({"policy": ["hidden/goal"], "critic": ["hidden/goal"]}).build_trainer()
+    trainer.run()
+    path = tmp_path_factory.mktemp("teacher") / "policy"
+    trainer.policy.save_to_path(path)
+    return str(path)
+
+
+def student_config(teacher: Any, **training: Any) -> Any:
+    config = DistillationConfig().environment(Hint).training(teacher=teacher, train_batch_size=160, **training)
+    config.rl_module(observation_groups={"policy": ["cue"]}, model_config={"hiddens": (8,)}).debugging(seed=2)
+    config.env_runners(num_envs_per_env_runner=4).reporting(total_steps=640, steps_per_epoch=320)
+    return config.evaluation(evaluation_interval=0)
+
+
+def recurrent(config: Any) -> Any:
+    return config.rl_module(model_config={"hiddens": (16,), "recurrent": "gru", "recurrent_size": 16})
+
+
+# -- the losses ---
+
+
+def loss_of(action_space: Any, loss: str, inputs: Any, column: str, label: Any) -> float:
+    learner = exact_learner(DistillationConfig(), action_space, loss=loss)
+    fwd_out = {"action_dist_inputs": torch.tensor(inputs, dtype=torch.float64)}
+    batch = {column: torch.as_tensor(label)}
+    return float(learner.compute_losses(fwd_out={MODULE: fwd_out}, batch={MODULE: batch})[MODULE])
+
+
+def test_kl_of_a_fair_teacher_and_a_student_of_one_to_three():
+    logits = [[0.0, math.log(3.0)]]
+    kl = loss_of(spaces.Discrete(2), "kl", logits, TEACHER_DIST_INPUTS, torch.zeros(1, 2, dtype=torch.float64))
+    assert kl == pytest.approx(0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75), abs=1e-12)
+
+
+def test_nll_is_the_mean_of_the_negative_log_probabilities():
+    logits = [[0.0, math.log(3.0)], [0.0, math.log(3.0)]]
+    nll = loss_of(spaces.Discrete(2), "nll", logits, TEACHER_ACTIONS, [0, 1])
+    assert nll == pytest.approx(-0.5 * (math.log(0.25) + math.log(0.75)), abs=1e-12)
+
+
+def test_mse_is_the_distance_of_the_most_likely_actions():
+    inputs = [[0.5, -0.5, 0.0, 0.3]]  # means, and log standard deviations that do not matter
+    mse = loss_of(TWO_NUMBERS, "mse", inputs, TEACHER_ACTIONS, torch.tensor([[0.0, 1.0]], dtype=torch.float64))
+    assert mse == pytest.approx((0.5**2 + 1.5**2) / 2, abs=1e-12)
+
+
+# -- what the teacher sees, and its labels ---
+
+
+@pytest.mark.parametrize("kind", [PPOConfig, SACConfig])
+def test_labels_are_the_actions_that_the_teacher_takes(kind):
+    observations = spaces.Box(-1.0, 1.0, (3,), np.float32)
+    bounds = spaces.Box(-2.0, 3.0, (2,), np.float32)
+    policy = make_policy(bounds, observations, kind(), normalize_observations=True)
+    obs = np.random.default_rng(0).uniform(-1, 1, (9, 3)).astype(np.float32)
+    policy.connectors.obs.update(5.0 * obs + 1.0)
+    student = make_policy(bounds, observations, DistillationConfig(), seed=1)
+    teacher = Teacher(policy, student.module, student.connectors)
+    labels = teacher.actions(teacher.view(obs))
+    np.testing.assert_allclose(student.to_env(labels), policy.compute_actions(obs, explore=False), atol=1e-6)
+    assert np.abs(labels - np.asarray(student.compute_actions(obs))).max() > 1e-3
+
+
+def test_labels_of_choices_begin_with_zero():
+    policy = make_policy(spaces.Discrete(3, start=5))
+    student = make_policy(spaces.Discrete(3, start=5), config=DistillationConfig(), seed=1)
+    obs = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+    labels = Teacher(policy, student.module, student.connectors).actions(obs)
+    assert (labels + 5 == policy.compute_actions(obs, explore=False)).all()
+    assert len(set(labels.tolist())) > 1
+
+
+def test_a_teacher_of_an_array_gets_the_entry_of_its_group():
+    entry = spaces.Box(-1.0, 1.0, (3,), np.float32)
+    policy = make_policy(THREE, entry)
+    config = DistillationConfig().rl_module(observation_groups={"policy": ["a"], "teacher": ["inner/b"]})
+    observations = spaces.Dict({"a": TWO_NUMBERS, "inner": spaces.Dict({"b": entry})})
+    student = make_policy(THREE, observations, config)
+    seen = np.random.default_rng(0).uniform(-1, 1, (9, 3)).astype(np.float32)
+    teacher = Teacher(policy, student.module, student.connectors)
+    labels = teacher.actions(teacher.view({"a": np.zeros((9, 2), np.float32), "inner": {"b": seen}}))
+    assert (labels == policy.compute_actions(seen, explore=False)).all()
+
+
+def test_a_student_acts_without_the_entries_and_files_of_its_teacher(teacher, tmp_path):
+    trainer = student_config(teacher).build_trainer()
+    trainer.run()
+    trainer.policy.config.training(teacher=str(tmp_path / "gone"))
+    trainer.policy.save_to_path(tmp_path / "student")
+    student = Policy.from_checkpoint(tmp_path / "student")
+    obs = {"cue": np.random.default_rng(0).uniform(-1, 1, (5, 2)).astype(np.float32)}
+    expected = trainer.policy.compute_actions(obs)
+    assert (student.compute_actions(obs) == expected).all()
+    student.export(tmp_path / "export")
+    assert (load_export(tmp_path / "export").compute_actions(obs) == expected).all()
+
+
+# -- runs ---
+
+
+def returns_of(policy: Any, episodes: int = 20) -> list[float]:
+    env = Hint()
+    returns = []
+    for seed in range(episodes):
+        obs, _ = env.reset(seed=seed)
+        policy.reset()
+        state = policy.get_initial_state(1) if policy.is_stateful else None
+        total = 0.0
+        ended = False
+        while not ended:
+            if state is None:
+                action = policy.compute_single_action(obs)
+            else:
+                row = map_tree(lambda leaf: np.asarray(leaf)[None], obs)
+                actions, state = policy.compute_actions(row, state)
+                action = int(actions[0])
+            obs, reward, ended, _, _ = env.step(action)
+            total += reward
+        returns.append(total)
+    return returns
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("loss", ["nll", "kl"])
+def test_a_student_with_memory_reaches_95_percent_of_its_teacher(teacher, loss):
+    of_teacher = np.mean(returns_of(load_policy(teacher)))
+    assert of_teacher == 10.0
+    config = recurrent(student_config(teacher, loss=loss, lr=1e-2)).reporting(total_steps=4800, steps_per_epoch=4800)
+    trainer = config.build_trainer()
+    trainer.run()
+    assert np.mean(returns_of(trainer.policy)) >= 0.95 * of_teacher
+
+
+@pytest.mark.parametrize("changed", [student_config, lambda path: recurrent(student_config(path, loss="kl"))])
+def test_a_run_is_resumed_bit_for_bit_with_its_teacher(teacher, changed, tmp_path):
+    straight = changed(teacher).build_trainer()
+    straight.run()
+    first = changed(teacher).build_trainer()
+    next(first)
+    path = save_trainer(first, tmp_path / "checkpoint")
+    again = changed(teacher).build_trainer()
+    restore_trainer(again, path)
+    again.run()
+    expected = straight.policy.module.get_flat_weights()
+    assert (again.policy.module.get_flat_weights() == expected).all()
+    assert (first.policy.module.get_flat_weights() != expected).any()
+
+
+@pytest.mark.long
+def test_a_resumed_folder_finds_the_teacher_by_its_path(teacher, tmp_path):
+    result = train(student_config(teacher), root=tmp_path)
+    longer = resume(result.path, total_steps=960)
+    assert longer.policy.config.training.teacher == teacher
+
+
+def test_a_policy_in_memory_teaches_as_its_file(teacher):
+    weights = []
+    for given in (teacher, load_policy(teacher)):
+        trainer = student_config(given).build_trainer()
+        trainer.run()
+        weights.append(trainer.policy.module.get_flat_weights())
+    assert (weights[0] == weights[1]).all()
+
+
+# -- bad input ---
+
+
+def refused(config: Any, words: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=words):
+        config.build_trainer()
+
+
+def test_a_run_without_a_teacher_is_refused():
+    refused(student_config(None), r"training.teacher=None: distillation needs a teacher")
+    with pytest.raises(TypeError, match="must be a Policy, or the path of a run"):
+        student_config(3).validate()
+
+
+def test_a_teacher_of_other_actions_is_refused():
+    policy = make_policy(THREE, Hint().observation_space)
+    refused(student_config(policy), r"takes other actions: its action space is Discrete\(3\).* Discrete\(2\)")
+
+
+def test_a_teacher_of_entries_that_there_are_not_is_refused(teacher):
+    more = spaces.Dict({**Hint().observation_space.spaces, "map": TWO_NUMBERS})
+    refused(student_config(make_policy(spaces.Discrete(2), more)), "observes 'map', which the observations for it")
+    hidden = student_config(teacher).rl_module(observation_groups={"policy": ["cue"], "teacher": ["cue"]})
+    refused(hidden, r"observes 'hidden', which the observations for it do not have: they are \['cue'\]")
+
+
+def test_a_teacher_with_a_memory_or_stacked_frames_is_refused():
+    remembering = teacher_config().rl_module(model_config={"recurrent": "lstm"}).build_policy()
+    refused(student_config(remembering), "has a memory, which is not possible yet")
+    stacking = teacher_config().environment(frame_stack=2).build_policy()
+    refused(student_config(stacking), "which follow episodes")
+
+
+def test_several_agents_are_refused_as_student_and_as_teacher(teacher):
+    refused(student_config(game_config().build_policy()), "has several agents; distil their policies one by one")
+    refused(game_config(algorithm=DistillationConfig).training(teacher=teacher), "the student has several agents")
+
+
+def test_kl_with_another_distribution_is_refused():
+    observations = spaces.Box(-1.0, 1.0, (3,), np.float32)
+    student = make_policy(TWO_NUMBERS, observations, DistillationConfig())
+    squashed = make_policy(TWO_NUMBERS, observations, SACConfig())
+    with pytest.raises(ValueError, match="differs from the student's"):
+        Teacher(squashed, student.module, ModuleConnectors(), needs_same_distribution=True)
+
+
+@pytest.mark.parametrize(
+    ("section", "option", "value", "words"),
+    [
+        ("training", "teacher_share", 0.5, "is not possible yet"),
+        ("training", "loss", "mse", "needs a Box of actions"),
+        ("training", "loss", "l1", "'mse', 'kl', 'nll'"),
+        ("environment", "frame_stack", 2, "the teacher labels single observations"),
+    ],
+)
+def test_an_option_that_distillation_cannot_have_is_refused(teacher, section, option, value, words):
+    with pytest.raises(ValueError, match=words):
+        getattr(student_config(teacher), section)(**{option: value}).build_trainer()
