@@ -168,7 +168,7 @@ class DistillationConfig(AlgorithmConfig):
             ValueError: There is no teacher, or it does not fit the student and the environment.
         """
         policy = policy or self.build_policy()
-        student = sole_part(policy, "the student")
+        student = sole_part("the student", policy)
         Teacher(
             self.training.teacher,
             student.module,

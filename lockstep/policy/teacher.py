@@ -20,7 +20,7 @@ from lockstep.policy.files import find_policy
 from lockstep.policy.policy import Policy
 
 
-def sole_part(policy: Policy, name: str) -> ActingPolicy:
+def sole_part(name: str, policy: Policy) -> ActingPolicy:
     """Return the acting part of a policy of a single agent; `ValueError` with its `name` for several agents."""
     if isinstance(policy.observation_space, dict):  # by module id; a Dict space is not a dict
         raise ValueError(f"{name} has several agents; distil their policies one by one, from a single agent")
@@ -61,7 +61,7 @@ class Teacher:
         if isinstance(policy, str | Path):
             name = f"training.teacher={str(policy)!r}"
             policy = Policy.from_checkpoint(find_policy(policy))
-        self._acting = sole_part(policy, name)
+        self._acting = sole_part(name, policy)
         self._student_dist = student.action_dist_cls
         self._student_actions = connectors.actions
         self._check_memory(name, connectors)
