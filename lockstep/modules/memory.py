@@ -337,6 +337,8 @@ class MemoryEncoder(nn.Module):
     those of `Encoder`.
     """
 
+    has_memory = True
+
     def __init__(self, space: Space[Any], config: ModelConfig, view: PartView | None = None) -> None:
         super().__init__()
         self.space = space

@@ -10,6 +10,7 @@ from trainer_tools import learned
 
 from lockstep import A2CConfig, APPOConfig, DQNConfig, IMPALAConfig, MultiAgentCollector, Policy, PPOConfig
 from lockstep.data import SingleAgentEpisode
+from lockstep.data.groups import with_state
 from lockstep.data.trajectories import trajectories_from_episodes
 from lockstep.envs.multi_agent import make_adapter
 from lockstep.trainer import restore_trainer, save_trainer
@@ -94,7 +95,7 @@ def test_a_critic_that_sees_the_bit_is_exact_and_a_blind_one_the_mean(central, y
     trainer.run()
     module, obs = trainer.policy.acting["main"].module, torch.zeros(1, 2)
     found = [
-        module.compute_values({"obs": {"obs": obs, "state": torch.tensor([seen_of(bit)]).float()}}).item()
+        module.compute_values({"obs": with_state(obs, torch.tensor([seen_of(bit)]).float()) if central else obs}).item()
         for bit in (0, 1)
     ]
     assert found == pytest.approx(values, abs=0.05 if values == [0.0, 1.0] else 0.2)

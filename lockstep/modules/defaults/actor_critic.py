@@ -180,6 +180,8 @@ VALUE_STATE_PREFIX = "vf_"
 class MemorylessEncoder(Encoder):
     """`Encoder` for sequences of observations `[B, T, ...]`, with the interface of `MemoryEncoder` and no state."""
 
+    has_memory = False
+
     def __init__(self, space: Space[Any], config: ModelConfig, view: PartView | None = None) -> None:
         # Without noise in the weights: noise is drawn for each row, and the encoder sees rows of sequences.
         super().__init__(space, replace(config, noisy_sigma=None), view)
@@ -189,6 +191,10 @@ class MemorylessEncoder(Encoder):
     def initial_state(self) -> State:
         """Return an empty state."""
         return {}
+
+    def of_rows(self, obs: Tree, dtype: torch.dtype) -> Tensor:
+        """Return the features `[N, output_size]` of single observations."""
+        return super().forward(obs, dtype)
 
     def remember(
         self, obs: Tree, dtype: torch.dtype, state: Mapping[str, Tensor] | None, lengths: Tensor | None
@@ -269,6 +275,10 @@ class RecurrentActorCriticModule(DefaultActorCriticModule):
 
     def _forward(self, batch: Batch) -> dict[str, Any]:
         """Return the outputs for acting: `"action_dist_inputs"` `[B, T, D]`, and the last real row's `"state_out"`."""
+        if self.value_encoder is None and not self.encoder.has_memory:
+            # Only the critic has a memory, and this module was built without it: it acts on single rows.
+            features = self.encoder.of_rows(*self._inputs(batch))
+            return {"action_dist_inputs": self._dist_inputs(batch, self.policy_head(features))}
         features, _, state = self._run_memories(batch, batch.get("seq_lens"), acts=True)
         inputs = self._dist_inputs(batch, self.policy_head(features))
         return {"action_dist_inputs": inputs, "state_out": state}
