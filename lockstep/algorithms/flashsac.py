@@ -17,7 +17,7 @@ numbers of an action for n steps, where the probability of n is proportional to 
 Each part has an option: `categorical_critic`, `unit_norm_weights`, `batch_norm`, `bounded_rewards` and `noise_repeat`.
 With all of them off it is SAC with residual networks.
 
-Defaults: those of the published code for MuJoCo (github.com/Holiday-Robot/FlashSAC): two critics of two residual blocks
+Defaults: as in the published code for MuJoCo (github.com/Holiday-Robot/FlashSAC): two critics of two residual blocks
 of 256 units (1,024 inside a block), a policy of two blocks of 128 units, 101 atoms in [-5, 5], batch 512, Adam with lr
 3e-4, tau 0.01, initial temperature 0.01, the target entropy of a Gaussian with deviation 0.15, 10,000 random steps, and
 one gradient step for each environment step. (There the learning rate falls to the half over a run.)
