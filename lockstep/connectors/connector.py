@@ -17,7 +17,6 @@ from lockstep.data.actions import ACTION_MASK, carries_mask
 from lockstep.data.trees import (
     Tree,
     allocate,
-    map_pair,
     map_tree,
     named_leaves,
     rows_of,
@@ -227,13 +226,9 @@ class LeafConnector(Connector):
         return self.output_space(input_space)
 
     def __call__(self, data: Tree) -> Any:
-        transforms = self._leaves
-        # A space without parts, which most are, needs no walk through a tree.
-        if callable(transforms):
-            return transforms(data)
-        if transforms is None:
+        if self._leaves is None:
             raise RuntimeError(f"{type(self).__name__} does not know its space yet: call bind(space) first")
-        return apply_leaves(transforms, data)
+        return apply_leaves(self._leaves, data)
 
     def _map(self, space: Space[Any]) -> tuple[Space[Any], Any]:
         """Return the output space, and the transforms of the leaves in a tree like the space."""
@@ -263,14 +258,15 @@ def same(data: Tree) -> Any:
 def apply_leaves(transforms: Tree, data: Tree) -> Tree:
     """Return the tree `data` with each leaf transformed by the function at its place in `transforms`.
 
-    Entries that only `transforms` has are passed over.
+    A function at the place of a tree, such as the mask of a Dict of actions, takes the whole tree. Entries that only
+    `transforms` has are passed over.
     """
+    if callable(transforms):
+        return transforms(data)
     # Along the data, and not along the transforms: acting has the entries that the policy sees, and no others.
-    return map_pair(_apply, data, transforms)
-
-
-def _apply(data: Tree, transform: Leaf) -> Tree:
-    return transform(data)
+    if isinstance(data, Mapping):
+        return {key: apply_leaves(transforms[key], part) for key, part in data.items()}
+    return tuple(apply_leaves(transform, part) for transform, part in zip(transforms, data, strict=True))
 
 
 class ObsPipeline:

@@ -176,6 +176,17 @@ def test_normalize_obs_passes_over_images_discrete_leaves_and_masks():
     assert pipeline.observation_space["action_mask"] == MASKED["action_mask"]
 
 
+def test_a_mask_of_several_actions_passes_every_connector_of_leaves():
+    mask = spaces.Box(0, 1, (2,), np.int8)
+    for masks in (spaces.Tuple([mask, mask]), spaces.Dict({"arm": mask, "legs": spaces.Dict({"left": mask})})):
+        space = spaces.Dict({"observations": BOX, "action_mask": masks})
+        data = {"observations": rows(10), "action_mask": batch_space(masks, 10).sample()}
+        pipeline = ObsPipeline([OneHot(), NormalizeObs()], space)
+        pipeline.update(data)
+        assert pipeline.observation_space["action_mask"] == masks
+        assert pipeline(data)["action_mask"] is data["action_mask"]
+
+
 def test_a_later_connector_learns_from_what_the_earlier_ones_made():
     space = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(-1, 1, (1,), np.float32)})
     pipeline = ObsPipeline([FlattenObs(), NormalizeObs()], space)
