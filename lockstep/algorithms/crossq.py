@@ -22,7 +22,6 @@ those of SAC, in the same gradient step.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -31,12 +30,12 @@ from torch import Tensor
 
 from lockstep.algorithms.families.transitions import (
     NEXT_NOISE,
+    POLICY_DELAY,
     RECTIFIED,
     SoftActorCriticLearner,
     SoftActorCriticTraining,
     critic_loss,
     next_inputs,
-    step_pattern,
     td_targets,
 )
 from lockstep.builder.algorithm_config import AlgorithmConfig
@@ -44,7 +43,6 @@ from lockstep.data.columns import Columns
 from lockstep.data.trees import map_tree
 from lockstep.learner.learner import Outputs
 from lockstep.learner.minibatches import TensorColumns
-from lockstep.learner.optimizers import RegisteredOptimizer
 from lockstep.modules import DefaultCrossQModule
 from lockstep.options.schedules import ScheduleLike
 from lockstep.options.section import ConfigT, option
@@ -71,6 +69,7 @@ class CrossQLearner(SoftActorCriticLearner[CrossQTraining]):
     """The update of CrossQ."""
 
     has_target_critics = False
+    interval_options = (POLICY_DELAY,)
 
     def compute_loss_for_module(
         self, *, module_id: str, config: CrossQTraining, batch: TensorColumns, fwd_out: Outputs
@@ -119,31 +118,12 @@ class CrossQLearner(SoftActorCriticLearner[CrossQTraining]):
                 outputs[module_id] = self.module[module_id].forward_inference(columns) if learns else {}
         return map_tree(self.to_tensor, outputs)
 
-    # -- delayed updates of the policy ---
-
-    def policy_learns(self, module_id: str) -> bool:
-        """Return whether policy and temperature learn in this gradient step."""
-        num_steps = self.lifetime.get(f"{module_id}/critic_steps", 0)
-        return (num_steps + 1) % self.config_of(module_id).policy_delay == 0
-
-    def takes_part(self, entry: RegisteredOptimizer) -> bool:
-        """Return whether the optimizer makes a step now: always for critics, else in every `policy_delay`-th step."""
-        return entry.name == "critic" or self.policy_learns(entry.module_id)
-
-    def compiled_variant(self) -> tuple[bool, ...]:
-        """Return for each module whether its policy learns now."""
-        return tuple(self.policy_learns(module_id) for module_id in self.learning_modules())
-
-    def pattern(self, num_steps: int) -> Hashable:
-        counts = {}
-        delays = {}
-        for module_id in self.learning_modules():
-            counts[module_id] = self.lifetime.get(f"{module_id}/critic_steps", 0)
-            delays[module_id] = self.config_of(module_id).policy_delay
-        return step_pattern(counts, delays, num_steps)
+    def num_steps_of(self, module_id: str) -> int:
+        """Return the number of steps of a module's critics, which have no target network that counts them."""
+        return self.lifetime.get(f"{module_id}/critic_steps", 0)
 
     def after_gradient_step(self) -> None:
-        """Count the steps of the critics that have learned. `policy_learns` follows from this number."""
+        """Count the steps of the critics that have learned, see `num_steps_of`."""
         for entry in self.optimizers:
             if entry.name == "critic" and entry.has_loss:
                 self.count(f"{entry.module_id}/critic_steps", 1)

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -40,13 +40,13 @@ from torch import Tensor
 from lockstep.algorithms.families.transitions import (
     NEXT_NOISE,
     NOISE,
+    POLICY_DELAY,
+    TARGET_UPDATE_INTERVAL,
     SoftActorCriticLearner,
     TargetSoftActorCriticTraining,
     critic_loss,
     discounts_of,
     next_inputs,
-    step_pattern,
-    target_update_pattern,
     td_targets,
     update_target_networks,
     weighted_critic_loss,
@@ -56,7 +56,6 @@ from lockstep.data.columns import Columns
 from lockstep.learner.learner import Outputs
 from lockstep.learner.metrics import Results
 from lockstep.learner.minibatches import TensorColumns
-from lockstep.learner.optimizers import RegisteredOptimizer
 from lockstep.modules import DefaultFlashSACModule, ModelConfig
 from lockstep.modules.defaults.normalized_critics import MeanOfRows
 from lockstep.ops import project_on_atoms
@@ -122,6 +121,8 @@ class FlashSACTraining(TargetSoftActorCriticTraining[ConfigT]):
 
 class FlashSACLearner(SoftActorCriticLearner[FlashSACTraining]):
     """The update of FlashSAC."""
+
+    interval_options = (POLICY_DELAY, TARGET_UPDATE_INTERVAL)
 
     def setup_module(self, module_id: str) -> None:
         """Scale the initial weights, then make target critics and temperature."""
@@ -285,30 +286,6 @@ class FlashSACLearner(SoftActorCriticLearner[FlashSACTraining]):
                 )
         return results
 
-    # -- delayed updates of the policy, weights ---
-
-    def policy_learns(self, module_id: str) -> bool:
-        """Return whether policy and temperature learn in this gradient step."""
-        num_steps = self.registered[f"{module_id}/target"].num_steps
-        return bool((num_steps + 1) % self.config_of(module_id).policy_delay == 0)
-
-    def takes_part(self, entry: RegisteredOptimizer) -> bool:
-        """Return whether the optimizer makes a step now: always for critics, else in every `policy_delay`-th step."""
-        return entry.name == "critic" or self.policy_learns(entry.module_id)
-
-    def compiled_variant(self) -> tuple[bool, ...]:
-        """Return for each module whether its policy learns now."""
-        return tuple(self.policy_learns(module_id) for module_id in self.learning_modules())
-
-    def pattern(self, num_steps: int) -> Hashable:
-        counts = {}
-        delays = {}
-        for module_id in self.learning_modules():
-            counts[module_id] = self.registered[f"{module_id}/target"].num_steps
-            delays[module_id] = self.config_of(module_id).policy_delay
-        updates = target_update_pattern(self, "target_update_interval", num_steps)
-        return step_pattern(counts, delays, num_steps), updates
-
     def after_gradient_step(self) -> None:
         """Scale the weights of the networks that have learned, and update the target critics."""
         for entry in self.optimizers:
@@ -318,7 +295,7 @@ class FlashSACLearner(SoftActorCriticLearner[FlashSACTraining]):
                     module.critics.mlp.normalize_weights()
                 else:
                     module.normalize_policy_weights()
-        update_target_networks(self, "target_update_interval")
+        update_target_networks(self, TARGET_UPDATE_INTERVAL)
 
 
 class FlashSACConfig(AlgorithmConfig):

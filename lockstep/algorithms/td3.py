@@ -58,8 +58,6 @@ class TD3Learner(DelayedActorCriticLearner[TD3Training]):
     ) -> Tensor:
         """Return the loss of the critics (algorithm 1), plus the policy's loss in steps in which the policy learns."""
         loss = self.critic_loss(module_id, config, batch, fwd_out)
-        # The policy learns in every `policy_delay`-th step. In the other steps its optimizer is not stepped either (see
-        # `takes_part`): with a gradient of 0, the moments of Adam would still move the policy.
         if not self.policy_learns(module_id):
             return loss
         # Values of the policy's own actions by the first critic, whose parameters get no gradient from this loss.

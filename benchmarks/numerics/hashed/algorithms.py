@@ -12,7 +12,7 @@ from hashed.entries import Results, add, entry, run, small, transitions
 
 ONLINE = (
     *("ppo", "a2c", "reinforce", "trpo", "impala", "appo", "pqn"),
-    *("dqn", "c51", "qrdqn", "iqn", "rainbow", "sac", "tqc", "crossq", "td3"),
+    *("dqn", "c51", "qrdqn", "iqn", "rainbow", "sac", "tqc", "crossq", "td3", "flashsac"),
 )
 OFFLINE = ("bc", "marwil", "cql", "iql", "td3_bc")
 

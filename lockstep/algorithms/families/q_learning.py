@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -10,9 +9,9 @@ import torch
 from torch import Tensor
 
 from lockstep.algorithms.families.transitions import (
+    TARGET_UPDATE_INTERVAL,
     TransitionLearner,
     next_inputs,
-    target_update_pattern,
     update_target_networks,
 )
 from lockstep.data.columns import Columns
@@ -74,6 +73,7 @@ class QLearner(TransitionLearner[Training]):
     """Methods and attributes that the loss needs of a network, in addition to `forward_train`."""
 
     updates_targets_after_step = True
+    interval_options: tuple[str, ...] = (TARGET_UPDATE_INTERVAL,)
 
     def setup_module(self, module_id: str) -> None:
         """Check the network, and make its target network."""
@@ -95,10 +95,7 @@ class QLearner(TransitionLearner[Training]):
 
     def after_gradient_step(self) -> None:
         """Update the target networks every `target_update_interval` steps."""
-        update_target_networks(self, "target_update_interval")
-
-    def pattern(self, num_steps: int) -> Hashable:
-        return target_update_pattern(self, "target_update_interval", num_steps)
+        update_target_networks(self, TARGET_UPDATE_INTERVAL)
 
     # -- values of the next observation ---
 

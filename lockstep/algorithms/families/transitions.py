@@ -7,7 +7,7 @@ every n-th gradient step.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
@@ -39,6 +39,8 @@ RECTIFIED = {"hiddens": (256, 256), "activation": "relu", "orthogonal_init": Fal
 """Networks of the papers: two hidden layers of 256 units with ReLU."""
 DISCRETE_ENTROPY = 0.98
 """Target entropy of `target_entropy="auto"` for discrete actions, as a share of the highest (Christodoulou 2019)."""
+POLICY_DELAY, TARGET_UPDATE_INTERVAL = "policy_delay", "target_update_interval"
+"""Options with a number of gradient steps: for each step of the policy, and for each update of the target networks."""
 TARGET_NOISE = "target_noise"
 """Column of random numbers that smooth the target policy's action."""
 
@@ -139,40 +141,15 @@ def update_target_networks(learner: Learner[Any], interval_option: str | None = 
         learner.registered[f"{module_id}/target"].after_gradient_step(learner.optimizers, interval, config.tau)
 
 
-def target_update_pattern(learner: Learner[Any], interval_option: str, num_steps: int) -> Hashable:
-    """Return for each module the numbers of the coming gradient steps after which its target network is updated.
-
-    A CUDA graph of several gradient steps is valid for one such pattern only.
-    """
-    counts = {}
-    intervals = {}
-    for module_id in learner.learning_modules():
-        counts[module_id] = learner.registered[f"{module_id}/target"].num_steps
-        intervals[module_id] = getattr(learner.config_of(module_id), interval_option)
-    return step_pattern(counts, intervals, num_steps)
-
-
-def step_pattern(counts: Mapping[str, int], intervals: Mapping[str, int], num_steps: int) -> Hashable:
-    """Return for each module the numbers of the coming steps, from 1, that end an interval.
-
-    Args:
-        counts: number of steps so far, by module.
-        intervals: length of the interval in steps, by module.
-        num_steps: number of coming steps.
-    """
-    pattern = []
-    for module_id, count in counts.items():
-        interval = intervals[module_id]
-        pattern.append(tuple(i for i in range(1, num_steps + 1) if (count + i) % interval == 0))
-    return tuple(pattern)
-
-
 class TransitionLearner(Learner[Training]):
     """Learner of single transitions, or of sequences of them for a network with a memory.
 
     Losses always see rows `[N, ...]`. For a network with a memory `obs` and `new_obs` of these rows are outputs of the
     memory (`MemoryFeatures`), which the rest of the network takes as observations.
     """
+
+    interval_options: tuple[str, ...] = ()
+    """The options among `POLICY_DELAY` and `TARGET_UPDATE_INTERVAL` that the algorithm has."""
 
     def setup_module(self, module_id: str) -> None:
         self.check_memories(module_id)
@@ -212,6 +189,53 @@ class TransitionLearner(Learner[Training]):
             errors = self.row_errors[module_id]
             self.row_errors[module_id] = errors_of_sequences(errors, batch[module_id][Columns.LOSS_MASK])
         return outputs_and_losses
+
+    # -- gradient steps in which the policy learns, or target networks are updated ---
+
+    def num_steps_of(self, module_id: str) -> int:
+        """Return the number of gradient steps in which a module with a target network has learned."""
+        return int(self.registered[f"{module_id}/target"].num_steps)
+
+    @property
+    def delays_policy(self) -> bool:
+        """Whether the algorithm has the option `policy_delay`."""
+        return POLICY_DELAY in self.interval_options
+
+    def policy_learns(self, module_id: str) -> bool:
+        """Return whether policy and temperature learn in this gradient step: in every `policy_delay`-th.
+
+        Algorithms without this option train them in all steps.
+        """
+        if not self.delays_policy:
+            return True
+        delay: int = getattr(self.config_of(module_id), POLICY_DELAY)
+        return (self.num_steps_of(module_id) + 1) % delay == 0
+
+    def takes_part(self, entry: RegisteredOptimizer) -> bool:
+        """Return whether the optimizer makes a step now: always for critics, else if the policy learns.
+
+        A gradient of 0 would not be enough: the moments of Adam would still move the policy.
+        """
+        return entry.name == "critic" or self.policy_learns(entry.module_id)
+
+    def compiled_variant(self) -> tuple[bool, ...] | None:
+        """Return for each module whether its policy learns now; None if all policies learn in all steps."""
+        if not self.delays_policy:
+            return None
+        return tuple(self.policy_learns(module_id) for module_id in self.learning_modules())
+
+    def pattern(self, num_steps: int) -> Hashable:
+        """Return for each option of `interval_options` and each module the coming steps in which its event takes place.
+
+        A CUDA graph of several gradient steps is valid for one such pattern only.
+        """
+        patterns = []
+        for name in self.interval_options:
+            for module_id in self.learning_modules():
+                interval = getattr(self.config_of(module_id), name)
+                count = self.num_steps_of(module_id)
+                patterns.append(tuple(i for i in range(1, num_steps + 1) if (count + i) % interval == 0))
+        return tuple(patterns)
 
 
 # -- actor-critics ---
@@ -297,6 +321,7 @@ class SoftActorCriticLearner(TransitionLearner[SoftTraining]):
     observed_by = (POLICY, CRITIC)
     has_target_critics = True
     updates_targets_after_step = True
+    interval_options: tuple[str, ...] = (TARGET_UPDATE_INTERVAL,)
 
     def setup_module(self, module_id: str) -> None:
         """Make target critics and temperature."""
@@ -333,10 +358,7 @@ class SoftActorCriticLearner(TransitionLearner[SoftTraining]):
 
     def after_gradient_step(self) -> None:
         """Update the target critics every `target_update_interval` steps."""
-        update_target_networks(self, "target_update_interval")
-
-    def pattern(self, num_steps: int) -> Hashable:
-        return target_update_pattern(self, "target_update_interval", num_steps)
+        update_target_networks(self, TARGET_UPDATE_INTERVAL)
 
     def is_discrete(self, module_id: str) -> bool:
         """Return whether the action space is discrete."""
@@ -460,6 +482,7 @@ class DelayedActorCriticLearner(TransitionLearner[DelayedTraining]):
 
     observed_by = (POLICY, CRITIC)
     updates_targets_after_step = True
+    interval_options: tuple[str, ...] = (POLICY_DELAY,)
 
     def setup_module(self, module_id: str) -> None:
         """Make the target policy and critics."""
@@ -519,24 +542,6 @@ class DelayedActorCriticLearner(TransitionLearner[DelayedTraining]):
             values = module.critics(batch[Columns.OBS], actions, frozen=True, first_only=True)[0]
         return actions, self.to_tensor(values)
 
-    # -- delayed updates of the policy ---
-
-    def policy_learns(self, module_id: str) -> bool:
-        """Return whether this gradient step updates the policy and the target networks."""
-        config = self.config_of(module_id)
-        return bool((self.registered[f"{module_id}/target"].num_steps + 1) % config.policy_delay == 0)
-
-    def takes_part(self, entry: RegisteredOptimizer) -> bool:
-        """Return whether the optimizer makes a step now. That of the policy does so in every `policy_delay`-th step."""
-        return entry.name != "actor" or self.policy_learns(entry.module_id)
-
-    def compiled_variant(self) -> tuple[bool, ...]:
-        """Return for each module whether its policy learns now."""
-        return tuple(self.policy_learns(module_id) for module_id in self.learning_modules())
-
     def after_gradient_step(self) -> None:
         """Update the target networks of the modules whose policy has learned."""
-        update_target_networks(self, "policy_delay")
-
-    def pattern(self, num_steps: int) -> Hashable:
-        return target_update_pattern(self, "policy_delay", num_steps)
+        update_target_networks(self, POLICY_DELAY)
