@@ -1,7 +1,7 @@
 """Tiny environments with exact answers: probes, counting environments, and control tasks without velocities."""
 
 from lockstep.envs.toys.counting import CountingEnv, CountingVectorEnv
-from lockstep.envs.toys.privileged import PrivilegedProbe
+from lockstep.envs.toys.privileged import HistoryProbe, PrivilegedProbe
 from lockstep.envs.toys.probes import PROBES, BitFlipping, Probe, SparseMaze, goal_functions, register_environments
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "BitFlipping",
     "CountingEnv",
     "CountingVectorEnv",
+    "HistoryProbe",
     "PrivilegedProbe",
     "Probe",
     "SparseMaze",

@@ -1,7 +1,8 @@
-"""`PrivilegedProbe`: an environment in which a critic gains from an entry that the policy must not see."""
+"""`PrivilegedProbe` and `HistoryProbe`: environments with an entry that only the critic, or only the teacher, may see."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -57,5 +58,56 @@ class PrivilegedProbe(gym.Env[Observation, npt.NDArray[np.float32]]):
     def _observe(self) -> Observation:
         return {
             "proprio": np.array([self.t / self.length, self.target], np.float32),
+            "load": np.array([self.load], np.float32),
+        }
+
+
+class HistoryProbe(gym.Env[Observation, npt.NDArray[np.float32]]):
+    """Probe in which a policy must infer from a history what its teacher sees.
+
+    Observations are `{"proprio": [cosine, sine], "load": [load]}`. A wheel begins at a random angle and turns by `load`
+    radians in each step. A reward is `1 - (action - load)^2`. The load stays the same in an episode, which terminates
+    after twenty steps.
+
+    A teacher that sees the load takes it as the action: return 20. A single angle is independent of the load, so that a
+    policy without memory can do no better than the action 0: return 13.33 in the mean. Two angles in succession give the
+    load away, so that a policy with memory only misses it in the first step: return 19.67 in the mean.
+    """
+
+    metadata = {"render_modes": []}
+    state_attributes: ClassVar[tuple[str, ...]] = ("t", "angle", "load")
+    """Names of the attributes that are the environment's state; see `lockstep.envs.env_state`."""
+    length: ClassVar[int] = 20
+    """Steps of an episode."""
+
+    def __init__(self) -> None:
+        self.observation_space: spaces.Space = spaces.Dict(
+            {"proprio": spaces.Box(-1.0, 1.0, (2,), np.float32), "load": spaces.Box(-1.0, 1.0, (1,), np.float32)}
+        )
+        self.action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self.t = 0
+        self.angle = 0.0
+        self.load = 0.0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin an episode with a new load, at a new angle."""
+        super().reset(seed=seed)
+        self.t = 0
+        self.load = float(self.np_random.uniform(-1.0, 1.0))
+        self.angle = float(self.np_random.uniform(-math.pi, math.pi))
+        return self._observe(), {}
+
+    def step(self, action: npt.NDArray[np.float32]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Take a step of the episode."""
+        reward = 1.0 - float(action[0] - self.load) ** 2
+        self.t += 1
+        self.angle += self.load
+        return self._observe(), reward, self.t == self.length, False, {}
+
+    def _observe(self) -> Observation:
+        return {
+            "proprio": np.array([math.cos(self.angle), math.sin(self.angle)], np.float32),
             "load": np.array([self.load], np.float32),
         }

@@ -463,7 +463,8 @@ def register_environments() -> None:
     """
     probes = PROBES + MEMORY_PROBES + COMPOSITE_PROBES
     entry_points = {probe.__name__: f"{__name__}:{probe.__name__}" for probe in probes}
-    entry_points["PrivilegedProbe"] = "lockstep.envs.toys.privileged:PrivilegedProbe"
+    for name in ("PrivilegedProbe", "HistoryProbe"):
+        entry_points[name] = f"lockstep.envs.toys.privileged:{name}"
     entry_points["Counting"] = "lockstep.envs.toys.counting:CountingEnv"
     for name in ("BitFlipping", "SparseMaze"):
         entry_points[name] = f"{__name__}:{name}"
