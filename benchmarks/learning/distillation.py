@@ -1,12 +1,12 @@
 """Students of a teacher that sees a hidden load, on lockstep/HistoryProbe-v0, with and without memory, and PPO alone.
 
-    python benchmarks/learning/distillation.py            # 20,480 steps, three seeds each
+    python benchmarks/learning/distillation.py            # 10,240 steps, three seeds each
     python benchmarks/learning/distillation.py --picture  # docs/images/learning_distillation.png
 
 The environment is ``lockstep/envs/toys/privileged.py: HistoryProbe``. The teacher learns by PPO from the load alone.
 Its students see the angle of the wheel, so that they have to infer the load from a history. One JSON line for each run,
-in ``results/distillation.jsonl``: after each tenth of the run the mean return of 100 episodes, and the mean return of
-the teacher. The picture needs matplotlib (``lockstep-rl[plot]``).
+in ``results/distillation.jsonl``: after each 640 steps the mean return of 100 episodes, and the mean return of the
+teacher. The picture needs matplotlib (``lockstep-rl[plot]``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lockstep import AlgorithmConfig, DistillationConfig, Policy, PPOConfig
 FILE = report.RESULTS / "distillation.jsonl"
 PICTURE = report.ROOT / "docs/images/learning_distillation.png"
 ENV = "lockstep/HistoryProbe-v0"
-EVALUATIONS = 10
+EVALUATIONS = 16
 GRU = {"hiddens": (32,), "recurrent": "gru", "recurrent_size": 32}
 VARIANTS: dict[str, dict[str, Any]] = {
     "GRU, nll": {"loss": "nll"},
@@ -67,7 +67,7 @@ def configured(variant: str, teacher: Policy, seed: int, steps: int) -> Algorith
 
 
 def run(variant: str, teacher: Policy, seed: int, steps: int) -> list[float]:
-    """Return the mean returns of one run, after each tenth of it."""
+    """Return the mean returns of one run, after each 640 steps."""
     trainer = configured(variant, teacher, seed, steps).build_trainer()
     return [round(float(epoch.test_collect_stat.returns_stat.mean), 2) for epoch in trainer]
 
@@ -98,7 +98,7 @@ def draw(lines: list[dict[str, Any]]) -> None:
 if __name__ == "__main__":
     parser = report.parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=20_480)
+    parser.add_argument("--steps", type=int, default=10_240)
     parser.add_argument("--picture", action="store_true", help="draw the committed results")
     given = parser.parse_args()
     if given.picture:

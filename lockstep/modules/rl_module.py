@@ -51,6 +51,8 @@ class RLModule(nn.Module):
     """Whether this is a network, and not the spec of one."""
     has_module_ids: ClassVar[Literal[False]] = False
     """Whether this holds several modules by id."""
+    value_parts: ClassVar[tuple[str, ...]] = ()
+    """Names of the submodules of the state value, which a policy from imitation does not have."""
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -149,7 +150,9 @@ class PolicyFiles:
 
         state = state_from_folders(folders)
         try:
-            self.policy.learner_group.foreach_learner(start_learner, state["rl_module"], state["connectors"])
+            of_learners = self.policy.learner_group.foreach_learner(
+                start_learner, state["rl_module"], state["connectors"]
+            )
         except (TypeError, ValueError) as error:
             changed_options = differences(self.policy.config.named_options(), saved["config"])
             if changed_options:
@@ -159,6 +162,14 @@ class PolicyFiles:
                     "RUN/config.json (lockstep.train: settings=)"
                 ) from error
             raise ValueError(f"init_from={path} does not fit: {error}") from error
+        without_values = of_learners[0]
+        if without_values:
+            warnings.warn(
+                f"init_from={path} has no value function for {', '.join(without_values)}: it begins with random "
+                "weights, and its first estimates are wrong. A small training.lr lets the policy change little until "
+                "they are right",
+                stacklevel=2,
+            )
         self.policy.pull_from_learners()
 
     def export(
@@ -329,22 +340,27 @@ def with_states(observation_space: Tree, state: Mapping[str, Any]) -> Any:
 # -- functions that run on each learner ---
 
 
-def start_learner(learner: Learner, weights: Mapping[str, Any], connectors: Mapping[str, Any]) -> None:
+def start_learner(learner: Learner, weights: Mapping[str, Any], connectors: Mapping[str, Any]) -> list[str]:
     """Set the weights and the connectors' statistics of another run.
+
+    A value function that the other run does not have, as after imitation, keeps its new weights.
 
     Args:
         learner: The learner.
         weights: Weights by module id.
         connectors: States of the connectors by module id.
 
+    Returns:
+        The ids of the modules whose value function keeps its new weights.
+
     Raises:
         ValueError: The learner has other modules.
     """
-    present_states = learner.get_state()["connectors"]
+    present = learner.get_state()
     new_states = {}
     for module_id, saved in connectors.items():
-        present = present_states.get(module_id)
-        rewards = None if present is None else present["rewards"]
+        present_state = present["connectors"].get(module_id)
+        rewards = None if present_state is None else present_state["rewards"]
         # The scale of rewards is taken over if both runs scale rewards. Without the returns of running episodes: the
         # episodes of the other run are not continued.
         if rewards is not None and saved["rewards"] is not None:
@@ -353,6 +369,24 @@ def start_learner(learner: Learner, weights: Mapping[str, Any], connectors: Mapp
     unknown = sorted(set(weights) ^ set(learner.module))
     if unknown:
         raise ValueError(f"modules {unknown} are on one side only (here {sorted(learner.module)})")
-    learner.set_state({"rl_module": weights, "connectors": new_states, "weights_seq_no": learner.weights_seq_no + 1})
+
+    without_values = []
+    new_weights = {}
+    for module_id, saved in weights.items():
+        parts = learner.module[module_id].value_parts
+        values = {name: value for name, value in present["rl_module"][module_id].items() if _is_in(parts, name)}
+        new_weights[module_id] = saved
+        if values and not any(_is_in(parts, name) for name in saved):
+            new_weights[module_id] = {**saved, **values}
+            without_values.append(module_id)
+    learner.set_state(
+        {"rl_module": new_weights, "connectors": new_states, "weights_seq_no": learner.weights_seq_no + 1}
+    )
     for target in target_networks(learner.registered).values():
         target.reset(learner.optimizers)
+    return without_values
+
+
+def _is_in(parts: tuple[str, ...], name: str) -> bool:
+    """Return whether a tensor belongs to one of the parts of a module."""
+    return name.partition(".")[0] in parts

@@ -28,7 +28,7 @@ def load(name: str):
 def test_every_example_is_tested():
     # the last two: test_docs_scaling.py, test_cluster_tune.py
     tested = {"train_cartpole", "parts", "own_loop", "custom_loss", "connect_four", "two_nodes", "population_based"}
-    tested |= {"symmetry"}
+    tested |= {"symmetry", "distillation"}
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == tested
 
 
@@ -69,6 +69,13 @@ def test_a_pole_is_swung_up_equally_to_both_sides_with_a_symmetry():
     differences = load("symmetry").main(total_steps=8_192)
     assert differences["symmetric network"] < 1e-5
     assert differences["mirrored rows"] < differences["plain"]
+
+
+@pytest.mark.long
+def test_a_student_with_memory_infers_what_its_teacher_sees():
+    returns = load("distillation").main(total_steps=6_400)
+    assert returns["student with a GRU"] >= 0.95 * returns["teacher"]
+    assert returns["student without memory"] < 0.75 * returns["teacher"]
 
 
 def test_connect_four_is_pettingzoos_game_step_by_step():

@@ -1,4 +1,4 @@
-"""`PrivilegedProbe` and `HistoryProbe`: environments with an entry that only the critic, or only the teacher, may see."""
+"""`PrivilegedProbe` and `HistoryProbe`: environments with an entry that the policy must not see."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ class HistoryProbe(gym.Env[Observation, npt.NDArray[np.float32]]):
     radians in each step. A reward is `1 - (action - load)^2`. The load stays the same in an episode, which terminates
     after twenty steps.
 
-    A teacher that sees the load takes it as the action: return 20. A single angle is independent of the load, so that a
-    policy without memory can do no better than the action 0: return 13.33 in the mean. Two angles in succession give the
-    load away, so that a policy with memory only misses it in the first step: return 19.67 in the mean.
+    A teacher that sees the load takes it as the action: return 20. A single angle is independent of the load, so that
+    a policy without memory can do no better than the action 0: return 13.33 in the mean. Two angles in succession
+    determine the load, so that a policy with memory misses it in the first step alone: return 19.67 in the mean.
     """
 
     metadata = {"render_modes": []}

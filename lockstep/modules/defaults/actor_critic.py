@@ -55,6 +55,7 @@ class DefaultActorCriticModule(RLModule):
     """Last layer of the value function. None: there is no value function."""
     has_values = True
     """True if the class has a value function. A module that only acts is built without it."""
+    value_parts = ("value_encoder", "value_head")
     action_mirror: ActionMirror | None
     """Mirror of actions of a symmetric network, whose observations are pairs: `batch["obs"]` is (observations, their
     mirror images). None for any other network."""
