@@ -90,3 +90,38 @@ def flat_of(obs: Any) -> torch.Tensor:
     else:
         parts = (obs["direction"], obs["speed"])
     return torch.cat(parts, -1)
+
+
+class FlipBits(TensorEnv):
+    """`BitFlipping` on a device: bits that must become equal to a goal, one is flipped in each step."""
+
+    num_draws = 12
+    time_limit = 6
+    single_action_space = spaces.Discrete(6)
+    single_observation_space = spaces.Dict(
+        {name: spaces.Box(0.0, 1.0, (6,)) for name in ("achieved_goal", "desired_goal", "observation")}
+    )
+
+    def make_state(self) -> Any:
+        return {name: torch.zeros(self.num_envs, 6, device=self.device) for name in ("bits", "goal")}
+
+    def begin(self, draws: Any) -> Any:
+        bits, goal = draws.round().float().split(6, dim=1)
+        # One that differs, so that no episode begins at its goal.
+        return {"bits": torch.cat([1.0 - goal[:, :1], bits[:, 1:]], 1), "goal": goal}
+
+    def advance(self, state: Any, actions: Any, draws: Any) -> Any:
+        flipped = (actions.unsqueeze(1) == torch.arange(6, device=self.device)).float()  # `one_hot` waits
+        bits = (state["bits"] - flipped).abs()
+        rewards = self.compute_reward(bits, state["goal"], {})
+        return {"bits": bits, "goal": state["goal"]}, rewards, self.compute_terminated(bits, state["goal"], {})
+
+    def observe(self, state: Any) -> Any:
+        bits = state["bits"]
+        return {"observation": bits, "achieved_goal": bits, "desired_goal": state["goal"]}
+
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        return self.compute_terminated(achieved_goal, desired_goal, info).float() - 1.0
+
+    def compute_terminated(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        return (achieved_goal == desired_goal).all(-1)

@@ -11,6 +11,7 @@ from typing import Any
 from gymnasium import spaces
 
 from lockstep.builder.run_config import RunConfig
+from lockstep.config.replay_builder import ReplayBuilder
 from lockstep.config.rules import Rule, refuse
 from lockstep.connectors import ObsPipeline
 from lockstep.data.row_share import ALL_ROWS, RowShare
@@ -166,19 +167,26 @@ class TensorCollectorBuilder:
             envs,
             num_steps,
             exploration_noise=section.explore,
-            replay=self._replay_options() if config.is_off_policy else None,
+            replay=self._replay_options(envs) if config.is_off_policy else None,
             streams=RandomStreams(config.debugging.seed).child("train_collector"),
             share=share,
         )
 
-    def _replay_options(self) -> dict[str, Any]:
-        """Return the keyword arguments of a `TensorReplay`."""
+    def _replay_options(self, envs: TensorBoundary) -> dict[str, Any]:
+        """Return the keyword arguments of a `TensorReplay`.
+
+        Raises `ValueError` for hindsight if the environments have no `compute_reward`.
+        """
         section = self.config.replay
+        hindsight = None
+        if section.her:
+            hindsight = ReplayBuilder(section, is_off_policy=True).build_hindsight_of(envs.tensors)
         return {
             "capacity": section.capacity,
             "n_step": section.n_step,
             "gamma": self.config.training.gamma,
             "priorities": section.priorities(),
+            "hindsight": hindsight,
         }
 
 
@@ -241,27 +249,10 @@ HOST_RULES = (
         "this exploration draws its random numbers on the host",
     ),
     HostRule(
-        "environment(normalize_observations=..., normalize_rewards=...)",
-        lambda config, part: (
-            config.is_off_policy and (part.connectors.obs.has_statistics or config.environment.normalize_rewards)
-        ),
-        "running statistics over a replay buffer are computed on the host",
-    ),
-    HostRule(
-        "training(bounded_rewards=True)",
-        lambda config, part: config.training.return_bound is not None,
-        "the returns that bound the rewards of a replay buffer are computed on the host",
-    ),
-    HostRule(
         "environment(normalize_observations=...)",
         lambda config, part: not _statistics_on_device(part.connectors.obs),
         "only statistics of the environment's own observations are computed on a device, not those behind another "
         "connector",
-    ),
-    HostRule(
-        "replay(her=True)",
-        lambda config, part: config.is_off_policy and config.replay.her,
-        "goals are relabelled on the host",
     ),
     HostRule(
         "replay(ignore_obs_next=True)",

@@ -10,6 +10,7 @@ import gymnasium as gym
 from lockstep.envs import goal_functions
 from lockstep.envs.config import EnvironmentSection
 from lockstep.envs.make import single_env_factory
+from lockstep.envs.tensor import TensorVecEnv
 from lockstep.replay import ReplayBuffer
 from lockstep.replay.config import ReplaySection
 from lockstep.replay.hindsight import Hindsight
@@ -81,16 +82,24 @@ class ReplayBuilder:
         Raises:
             ValueError: The environment has no `compute_reward`.
         """
-        replay = self.replay
         is_made = isinstance(section.env, gym.Env)
         env = section.env if is_made else single_env_factory(section.env, section.env_config)()
         try:
-            compute_reward, compute_terminated = goal_functions(env)
+            # An environment made here stays open: the functions are its methods.
+            return self.build_hindsight_of(env)
         except ValueError:
             if not is_made:
                 env.close()
             raise
-        # An environment made here stays open: the functions are its methods.
+
+    def build_hindsight_of(self, env: gym.Env[Any, Any] | TensorVecEnv) -> Hindsight:
+        """Build the relabelling of goals with the `compute_reward` of this environment.
+
+        Raises:
+            ValueError: The environment has no `compute_reward`.
+        """
+        replay = self.replay
+        compute_reward, compute_terminated = goal_functions(env)
         return Hindsight(
             compute_reward,
             future_k=replay.her_future_k,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -12,14 +12,17 @@ from gymnasium import spaces
 from gymnasium.spaces import Space
 
 from lockstep.connectors.connector import Connector, ObsPipeline
+from lockstep.connectors.observations import NormalizeObs
 from lockstep.connectors.symmetry import Symmetry
 from lockstep.data.actions import COMPOSITE, RescaleActions, apply_to_parts, map_boxes
 from lockstep.data.columns import MIRRORED, Columns
+from lockstep.data.new_rows import NewRows
 from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import Tree, leaves
 from lockstep.ops.arrays import Array, Constant, clip
 from lockstep.ops.statistics import RunningMoments
+from lockstep.ops.tensor_moments import TensorMoments
 from lockstep.options.checks import check_number
 from lockstep.state.optional import optional_state
 
@@ -203,6 +206,10 @@ class NormalizeRewards:
         self._on_device: torch.Tensor | None = None
         """float64 `[3 + B]` on the device, for `normalize_tensors`: count, mean, squares and the running returns. It is
         changed in place, because CUDA graphs read and write its memory."""
+        self._moments_on_device: TensorMoments | None = None
+        """Moments on the device of `add_on_device`, changed in place likewise."""
+        self._largest_on_device: torch.Tensor
+        """`largest` on this device, 0-d."""
 
     def __call__(self, rewards: np.ndarray, dones: np.ndarray, valid: np.ndarray | None = None) -> np.ndarray:
         """Add rewards to the statistics, and return them scaled, in their own float dtype.
@@ -307,8 +314,38 @@ class NormalizeRewards:
         factor = 1.0 / (squares / count + self.epsilon).sqrt()
         return self._scaled(rewards, factor.to(rewards.dtype))
 
+    def add_on_device(self, moments: TensorMoments, largest: torch.Tensor) -> None:
+        """Add running returns on a device to the statistics there. The host does not wait.
+
+        `copy_from_device` copies the statistics to the host.
+
+        Args:
+            moments: Moments of the running returns.
+            largest: Largest absolute running return, 0-d.
+        """
+        if self._moments_on_device is None:
+            device = moments.numbers.device
+            self._moments_on_device = TensorMoments((), device)
+            self._largest_on_device = torch.zeros((), dtype=torch.float64, device=device)
+            self.copy_to_device()
+        self._moments_on_device.merge(moments)
+        if self.bound is not None:
+            self._largest_on_device.copy_(torch.maximum(self._largest_on_device, largest))
+
+    def scale_on_device(self, rewards: torch.Tensor) -> torch.Tensor:
+        """Return rewards of any shape on a device, scaled with the statistics there; see `scale`."""
+        assert self._moments_on_device is not None, "add_on_device comes first"
+        divisor = (self._moments_on_device.var + self.epsilon).sqrt()
+        if self.bound is not None:
+            divisor = torch.maximum(divisor, self._largest_on_device / self.bound)
+        scaled: torch.Tensor = self._scaled(rewards, (1.0 / divisor).to(rewards.dtype))
+        return scaled
+
     def copy_from_device(self) -> None:
-        """Copy the statistics that `normalize_tensors` has changed from the device. The host waits for it."""
+        """Copy the statistics that were changed on the device to the host, which waits for the device."""
+        if self._moments_on_device is not None:
+            self.moments = self._moments_on_device.read()
+            self.largest = float(self._largest_on_device)
         if self._on_device is not None:
             numbers = self._on_device.cpu().numpy().copy()
             count, mean, squares = numbers[:3]
@@ -316,7 +353,10 @@ class NormalizeRewards:
             self.moments.set_state({"count": count, "mean": mean, "squares": squares})
 
     def copy_to_device(self) -> None:
-        """Copy the statistics to the device, from which `normalize_tensors` continues."""
+        """Copy the statistics to the device, from which `normalize_tensors` and `add_on_device` continue."""
+        if self._moments_on_device is not None:
+            self._moments_on_device.write(self.moments)
+            self._largest_on_device.fill_(self.largest)
         if self._on_device is not None:
             num_envs = len(self._on_device) - 3
             returns = self._returns if len(self._returns) == num_envs else np.zeros(num_envs)
@@ -503,6 +543,57 @@ class ModuleConnectors:
         return (
             rollout.rewards if self.rewards is None else self.rewards.normalize_tensors(rollout.rewards, rollout.cuts)
         )
+
+    # -- statistics over a replay buffer on a device ---
+
+    def new_rows_on_device(self, num_steps: int, num_envs: int, device: torch.device) -> NewRows | None:
+        """Return an object that takes the rows of a replay buffer for `add_new_rows`; None without statistics.
+
+        Args:
+            num_steps: Number of vector steps of a collect.
+            num_envs: Number of environments.
+            device: The device of the rows.
+        """
+        normalizer = self._normalizer_on_device()
+        if normalizer is None and self.rewards is None:
+            return None
+        gamma = None if self.rewards is None else self.rewards.gamma
+        if normalizer is None:
+            return NewRows(lambda obs: [], [], gamma, num_steps, num_envs, device)
+        shapes = [moments.shape for moments in normalizer.moments]
+        return NewRows(normalizer.normalized_leaves, shapes, gamma, num_steps, num_envs, device)
+
+    def add_new_rows(self, new_rows: NewRows) -> None:
+        """Add rows on a device to the statistics there, and remove them from `new_rows`. The host does not wait."""
+        normalizer = self._normalizer_on_device()
+        if normalizer is not None:
+            normalizer.add_on_device(new_rows.obs)
+        if self.rewards is not None:
+            self.rewards.add_on_device(new_rows.returns, new_rows.largest)
+        new_rows.clear()
+
+    def copy_from_device(self) -> None:
+        """Copy the statistics that were changed on a device to the host, which waits for it."""
+        normalizer = self._normalizer_on_device()
+        if normalizer is not None:
+            normalizer.copy_from_device()
+        if self.rewards is not None:
+            self.rewards.copy_from_device()
+
+    def copy_to_device(self) -> None:
+        """Replace the statistics on a device by the statistics of the host."""
+        normalizer = self._normalizer_on_device()
+        if normalizer is not None:
+            normalizer.copy_to_device()
+        if self.rewards is not None:
+            self.rewards.copy_to_device()
+
+    def _normalizer_on_device(self) -> NormalizeObs | None:
+        """Return the connector whose statistics are computed on a device: the first one, which gets raw observations.
+
+        None if observations have no statistics.
+        """
+        return cast(NormalizeObs, self.obs.connectors[0]) if self.obs.has_statistics else None
 
     def update(self, flat_obs: Tree, rows: np.ndarray | None, *, joined: bool = True) -> None:
         """Add the environment's observations to the statistics of observations.

@@ -22,6 +22,7 @@ from lockstep.data.trees import Tree, leaves, map_pair, map_tree
 from lockstep.modules.encoders import channels_last, is_image, one_hot_outputs, spaces_in
 from lockstep.ops.arrays import Array, as_dtype, constant_like, move_axis
 from lockstep.ops.statistics import RunningMoments
+from lockstep.ops.tensor_moments import TensorMoments
 from lockstep.options.checks import check_whole
 
 
@@ -85,6 +86,24 @@ class NormalizeObs(LeafConnector):
             normalizer.moments.merge(leaf_moments)
             normalizer.set_moments(normalizer.moments)
 
+    def add_on_device(self, moments: Sequence[TensorMoments]) -> None:
+        """Add the moments of further rows on a device to the statistics there. The host does not wait.
+
+        `copy_from_device` copies the statistics to the host.
+        """
+        for normalizer, leaf_moments in zip(self._normalizers(), moments, strict=True):
+            normalizer.add_on_device(leaf_moments)
+
+    def copy_from_device(self) -> None:
+        """Copy the statistics that `add_on_device` has changed to the host, which waits for the device."""
+        for normalizer in self._normalizers():
+            normalizer.copy_from_device()
+
+    def copy_to_device(self) -> None:
+        """Replace the statistics on the device by the statistics of the host."""
+        for normalizer in self._normalizers():
+            normalizer.set_moments(normalizer.moments)
+
     def get_state(self) -> dict[str, Any]:
         return {"leaves": [moments.get_state() for moments in self.moments]}
 
@@ -134,6 +153,8 @@ class _Normalizer:
         self._low = np.full((), -clip, self._dtype)
         self._tensors: dict[torch.device, list[torch.Tensor]] = {}
         """Mean and factor by device. They are changed in place, because CUDA graphs read their memory."""
+        self._on_device: TensorMoments | None = None
+        """Moments on the device of `add_on_device`; None if rows are added on the host only."""
         self.set_moments(RunningMoments(space.shape))
 
     def set_moments(self, moments: RunningMoments) -> None:
@@ -144,6 +165,30 @@ class _Normalizer:
         for tensors in self._tensors.values():
             for tensor, array in zip(tensors, (self._mean, self._factor)):
                 tensor.copy_(torch.from_numpy(array))
+        if self._on_device is not None:
+            self._on_device.write(moments)
+
+    def add_on_device(self, moments: TensorMoments) -> None:
+        """Add the moments of further rows on a device, and normalise with the sum there from now on."""
+        device = moments.numbers.device
+        if self._on_device is None:
+            self._on_device = TensorMoments(self.moments.shape, device)
+            self._on_device.write(self.moments)
+        self._on_device.merge(moments)
+        mean, factor = self._tensors_on(device)
+        mean.copy_(self._on_device.mean)
+        factor.copy_(1.0 / torch.sqrt(self._on_device.var + self._epsilon))
+
+    def copy_from_device(self) -> None:
+        """Copy the moments that `add_on_device` has changed to the host, which waits for the device."""
+        if self._on_device is not None:
+            self.set_moments(self._on_device.read())
+
+    def _tensors_on(self, device: torch.device) -> list[torch.Tensor]:
+        """Return mean and factor on a device."""
+        if device not in self._tensors:
+            self._tensors[device] = [torch.tensor(array, device=device) for array in (self._mean, self._factor)]
+        return self._tensors[device]
 
     def update(self, rows: Array, join: Join) -> None:
         """Add rows `[N, ...]` to the moments. `join` is that of `Connector.update_joined`."""
@@ -157,9 +202,7 @@ class _Normalizer:
         if x.shape[max(len(x.shape) - len(shape), 0) :] != shape:
             raise ValueError(f"observation of shape {tuple(x.shape)} does not fit the space {self.space}")
         if isinstance(x, torch.Tensor):
-            if x.device not in self._tensors:
-                self._tensors[x.device] = [torch.tensor(array, device=x.device) for array in (self._mean, self._factor)]
-            mean, factor = self._tensors[x.device]
+            mean, factor = self._tensors_on(x.device)
             normalised = ((x.to(mean.dtype) - mean) * factor).clamp_(-self._clip, self._clip)
             return normalised.to(torch.float32)
         # The same operations in place, for speed: this runs in every step.

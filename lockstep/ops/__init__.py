@@ -26,6 +26,7 @@ from lockstep.ops.losses import (
 from lockstep.ops.returns import discounted_returns, gae, lambda_returns, monte_carlo_returns, n_step_returns, vtrace
 from lockstep.ops.statistics import RunningMoments, explained_variance
 from lockstep.ops.sum_tree import SumTree
+from lockstep.ops.tensor_moments import TensorMoments
 
 __all__ = [
     "Bernoulli",
@@ -36,6 +37,7 @@ __all__ = [
     "RunningMoments",
     "SquashedGaussian",
     "SumTree",
+    "TensorMoments",
     "approximate_kl",
     "clipped_ratios",
     "clipped_surrogate_loss",

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from lockstep.options.checks import check_choice, is_number
 from lockstep.replay.ring import Ring
@@ -108,3 +110,43 @@ class Hindsight:
             # A function may return one flag for all goals; the copy is writable, which a broadcast is not.
             terminateds = np.broadcast_to(terminateds, (num_goals,)).reshape(num_windows, num_steps).copy()
         return rewards.reshape(num_windows, num_steps), terminateds
+
+    # -- the same on a device, for a `TensorReplay`: no shape depends on values ---
+
+    def choose_on_device(self, chances: Tensor, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+        """Choose which drawn rows are relabelled, and with the achieved goal of which step; see `choose`.
+
+        Args:
+            chances: uniform random numbers in [0, 1), float64 [2, N].
+            before: number of stored steps of its episode before each row, [N].
+            after: number of stored steps of its episode after each row, [N].
+
+        Returns:
+            Whether a row is relabelled, bool [N], and how many steps after the row the goal is achieved, int64 [N].
+        """
+        is_relabelled = chances[0] < self.share
+        if self.strategy == "final":
+            return is_relabelled, after.long()
+        if self.strategy == "episode":
+            return is_relabelled, (chances[1] * (before + after + 1)).long() - before
+        return is_relabelled, (chances[1] * (after + 1)).long()
+
+    def judge_on_device(self, achieved: Tensor, goals: Tensor, terminateds: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rewards float32 [N] and terminated flags [N] of steps for new goals, which the functions return
+        as tensors.
+
+        Args:
+            achieved: goals achieved after each step, [N, ...].
+            goals: new desired goals, [N, ...].
+            terminateds: stored flags, [N].
+        """
+        rewards = self.compute_reward(achieved, goals, {})
+        if not isinstance(rewards, Tensor) or rewards.shape != terminateds.shape:
+            found = f"of shape {tuple(rewards.shape)}" if hasattr(rewards, "shape") else f"{rewards!r}"
+            raise ValueError(
+                f"compute_reward gave a {type(rewards).__name__} {found} for {len(terminateds)} goals; it must give a "
+                "tensor with one reward for each row where environments are on a device"
+            )
+        if self.compute_terminated is not None:
+            terminateds = self.compute_terminated(achieved, goals, {}).to(torch.bool).expand(len(terminateds))
+        return rewards.to(torch.float32), terminateds

@@ -29,7 +29,8 @@ class TensorCollector(BaseCollector):
         num_steps: Number of vector steps of each collect.
         exploration_noise: Whether actions are sampled outside a training step too.
         raise_on_nan_in_buffer: Whether values that are not finite raise `MalformedBufferError`.
-        replay: `capacity`, `n_step` and `gamma` of a `TensorReplay` to store steps in. Defaults to a `TensorRollout`.
+        replay: Options of a `TensorReplay` to store steps in, such as `capacity`, `n_step`, `gamma` and `hindsight`.
+            Defaults to a `TensorRollout`.
         seed: Seed of the collector's random streams.
         streams: Random streams, instead of `seed`.
         share: The part of all environments that this rank has, if several ranks (processes) share them. Each rank has

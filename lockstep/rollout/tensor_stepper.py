@@ -112,7 +112,10 @@ class TensorStepper(Stepper):
         if replay is None:
             self._buffer = TensorRollout(num_steps, first_obs, first_actions, share)
         else:
-            self._buffer = TensorReplay(first_obs=first_obs, first_actions=first_actions, share=share, **replay)
+            new_rows = part.connectors.new_rows_on_device(num_steps, env.num_envs, network_device)
+            self._buffer = TensorReplay(
+                first_obs=first_obs, first_actions=first_actions, share=share, new_rows=new_rows, **replay
+            )
         device = self.tensors.device
         self._running = TensorEpisodes(num_steps, env.num_envs, device)
         self._captured: dict[tuple[bool, bool], CapturedFunction[tuple[Tensor, Tensor]]] = {}

@@ -116,6 +116,35 @@ def test_a_graph_collects_and_learns_what_single_launches_do(name, monkeypatch):
         assert torch.equal(value, eager.buffer.columns[column]), column
 
 
+def normalised(config: Any) -> Any:
+    bound = config.training.return_bound
+    return config.environment(normalize_observations=True, normalize_rewards=bound is None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_graph_normalises_as_single_launches_do(name, monkeypatch):
+    """Bit for bit: weights and statistics; the statistics are those of the rows in the buffer."""
+    graphed = steps(normalised(config_of(name)).build_trainer(), 14)
+    assert all(graphs(graphed))
+    monkeypatch.setattr("lockstep.ops.graphs.EAGER_CALLS", 10**9)
+    eager = steps(normalised(config_of(name)).build_trainer(), 14)
+    assert difference(graphed, eager) == 0.0
+    states = [each.policy.learner_group.learner.connectors["default_policy"].get_state() for each in (graphed, eager)]
+    np.testing.assert_equal(*states)
+    moments = graphed.policy.connectors.obs.connectors[0].moments[0]
+    assert moments.count == 14 * 4 * 256
+
+
+@pytest.mark.parametrize("name", ["sac", "dqn"])
+def test_a_normalised_run_is_resumed_bit_for_bit(name, tmp_path):
+    one, other = (steps(normalised(config_of(name)).build_trainer(), number) for number in (16, 9))
+    other.save_to_path(tmp_path / "half")
+    again = normalised(config_of(name)).build_trainer()
+    again.restore_from_path(tmp_path / "half")
+    steps(again, 7)
+    assert difference(one, again) == 0.0
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_seed_gives_the_same_bits_and_so_does_a_resumed_run(name, tmp_path):
     one, other = steps(config_of(name).build_trainer(), 16), steps(config_of(name).build_trainer(), 9)

@@ -6,11 +6,12 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from parts import examples
 
-from lockstep.ops import RunningMoments, explained_variance
+from lockstep.ops import RunningMoments, TensorMoments, explained_variance
 
 
 def assert_moments_equal(moments, rows, tolerance=1e-12):
@@ -133,3 +134,29 @@ def test_explained_variance_is_undefined_where_the_target_does_not_vary(target):
 def test_explained_variance_refuses_shapes_that_would_broadcast():
     with pytest.raises(ValueError, match=r"\(4, 1\) and \(4,\)"):
         explained_variance(np.zeros((4, 1)), np.zeros(4))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
+def test_moments_of_tensors_are_those_of_arrays(shape):
+    """Through batches, merges with others and with empty ones, and a copy in each direction."""
+    rng = np.random.default_rng(0)
+    arrays, tensors = RunningMoments(shape), TensorMoments(shape, torch.device("cpu"))
+    place = tensors.mean.data_ptr()
+    assert torch.equal(tensors.var, torch.ones(shape, dtype=torch.float64))
+    for number in (5, 1, 40):
+        rows = rng.normal(3.0, 2.0, (number, *shape)).astype(np.float32)
+        other = TensorMoments(shape, torch.device("cpu"))
+        tensors.merge(other)
+        other.update(torch.from_numpy(rows))
+        tensors.merge(other)
+        arrays.update(rows)
+    np.testing.assert_allclose(tensors.mean, arrays.mean, rtol=1e-14)
+    np.testing.assert_allclose(tensors.var, arrays.var, rtol=1e-14)
+    found = tensors.read()
+    assert found.count == 46
+    assert found.mean.shape == found.squares.shape == shape
+    tensors.clear()
+    assert float(tensors.count) == 0.0
+    tensors.write(found)
+    np.testing.assert_equal(tensors.read().get_state(), found.get_state())
+    assert tensors.mean.data_ptr() == place

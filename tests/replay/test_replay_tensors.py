@@ -14,7 +14,7 @@ from scipy import stats
 from lockstep.data.row_share import ALL_ROWS, RowShare
 from lockstep.data.tensor_rollout import check_room
 from lockstep.data.trees import leaves, map_tree
-from lockstep.replay import Priorities, TensorReplay, VectorReplayBuffer, tensor_replay
+from lockstep.replay import Hindsight, Priorities, ReplayBuffer, TensorReplay, VectorReplayBuffer, tensor_replay
 from lockstep.replay.priorities import TensorPriorities
 
 B = 3
@@ -485,3 +485,122 @@ def test_a_first_collect_that_failed_leaves_no_priorities():
 def test_bad_options_of_priorities_are_refused(options):
     with pytest.raises(ValueError, match=f"{next(iter(options))}=.* is not allowed"):
         prioritized(**options)
+
+
+# -- hindsight ---
+
+
+def reach(achieved: Any, desired: Any, info: Any) -> Any:
+    """Return minus the distance to the goal, of tensors for tensors."""
+    assert info == {}
+    return -abs(achieved - desired).sum(-1)
+
+
+def arrived(achieved: Any, desired: Any, info: Any) -> Any:
+    return abs(achieved - desired).sum(-1) <= 1.0
+
+
+class Given:
+    """Random numbers in the place of a generator."""
+
+    def __init__(self, numbers: Any) -> None:
+        self.numbers = numbers
+
+    def random(self, shape: Any) -> Any:
+        assert shape == self.numbers.shape
+        return self.numbers
+
+
+def goal_obs(rng: Any) -> Any:
+    """Return observations whose goals are a few whole numbers, so that some are achieved by chance."""
+    goals = rng.integers(0, 4, (2, B, 2)).astype(np.float32)
+    return {"achieved_goal": goals[0], "desired_goal": goals[1], "observation": rng.random((B, 3), np.float32)}
+
+
+def hindsight_pair(hindsight: Any, written: int, n_step: int, cut_after: int | None) -> tuple[Any, Any]:
+    """Return a `TensorReplay` and a `ReplayBuffer` with the same rows."""
+    rng = np.random.default_rng(written)
+    first = map_tree(torch.from_numpy, goal_obs(rng))
+    options: dict[str, Any] = {"n_step": n_step, "gamma": 0.9, "hindsight": hindsight}
+    replay = TensorReplay(8 * B, first, torch.zeros(B, dtype=torch.int64), **options)
+    arrays = ReplayBuffer(8 * B, buffer_num=B, **options)
+    for step in range(written):
+        obs, final = goal_obs(rng), goal_obs(rng)
+        rewards = rng.normal(size=B).astype(np.float32)
+        ended, cut = rng.random((2, B)) < 0.15
+        replay.begin_step(step, map_tree(torch.from_numpy, obs))
+        extras = {"time_outs": torch.from_numpy(cut & ~ended), "final_obs": map_tree(torch.from_numpy, final)}
+        replay.end_step(step, torch.arange(B), torch.from_numpy(rewards), torch.from_numpy(ended | cut), extras)
+        row = {"obs": obs, "actions": np.arange(B), "rewards": rewards, "new_obs": final}
+        arrays.add({**row, "terminateds": ended, "truncateds": cut & ~ended})
+        replay.end(1)
+        replay.count(1)
+        if cut_after == written - 1 - step:
+            replay.cut()
+            arrays.cut()
+    return replay, arrays
+
+
+@pytest.mark.parametrize("judges_ends", [False, True], ids=["stored ends", "ends of goals"])
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize(("written", "cut_after"), [(5, None), (7, 2), (8, 0), (21, None), (27, 3)])
+def test_goals_of_hindsight_are_those_of_the_buffer_of_arrays(written, cut_after, n_step, strategy, judges_ends):
+    """For the same rows and random numbers: all columns, in a ring that is part full or has begun anew."""
+    hindsight = Hindsight(reach, future_k=3.0, strategy=strategy, compute_terminated=arrived if judges_ends else None)
+    replay, arrays = hindsight_pair(hindsight, written, n_step, cut_after)
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, len(replay), 300)
+    chances = rng.random((2, 300))
+    found = replay.rows(torch.from_numpy(rows), torch.from_numpy(chances))
+    arrays.reader.streams.numpy = lambda name: Given(chances)
+    wanted = arrays.reader.columns(rows, hindsight)
+    assert set(wanted) - set(found) == {"truncateds"}
+    for name, column in found.items():
+        for one, other in zip(leaves(wanted[name]), leaves(column)):
+            np.testing.assert_allclose(other.numpy(), one, rtol=1e-6, atol=1e-6, err_msg=name)
+    kept = replay.rows(torch.from_numpy(rows))
+    is_new = (found["obs"]["desired_goal"] != kept["obs"]["desired_goal"]).any(-1)
+    assert 0.4 < is_new.float().mean() < 0.8
+    untouched = torch.from_numpy(chances[0]) >= 0.75
+    assert torch.equal(found["rewards"][untouched], kept["rewards"][untouched])
+    assert {leaf.dtype for leaf in leaves(found)} == {leaf.dtype for leaf in leaves(kept)}
+
+
+def test_hindsight_draws_in_the_stream_of_rows_and_is_restored():
+    hindsight = Hindsight(reach, strategy="episode")
+    replay, _ = hindsight_pair(hindsight, 21, 1, None)
+    again, _ = hindsight_pair(hindsight, 3, 1, None)
+    again.set_state(replay.get_state())
+    samples = [each.sample(100, torch.Generator().manual_seed(1)) for each in (replay, again)]
+    for one, other in zip(*map(leaves, samples)):
+        assert torch.equal(one, other)
+    plain = replay.rows(replay.draw_indices(100, torch.Generator().manual_seed(1)))
+    assert torch.equal(plain["obs"]["observation"], samples[0]["obs"]["observation"])
+    assert not torch.equal(plain["obs"]["desired_goal"], samples[0]["obs"]["desired_goal"])
+
+
+def test_no_goal_is_taken_from_steps_that_were_dropped():
+    """After a collect that failed, goals are those of the steps that remain."""
+    replay, _ = hindsight_pair(Hindsight(reach, strategy="final"), 20, 1, None)
+    kept = replay.columns["new_obs"]["achieved_goal"].clone()
+    replay.begin_collect(0)
+    obs = map_tree(lambda leaf: torch.full((B, *leaf.shape[2:]), 50.0), replay.columns["obs"])
+    for step in range(3):
+        replay.begin_step(step, obs)
+        no = torch.zeros(B, dtype=torch.bool)
+        replay.end_step(step, torch.arange(B), torch.zeros(B), no, {"time_outs": no, "final_obs": obs})
+    replay.end(3)
+    replay.count(3)
+    replay.abandon_collect()
+    found = replay.sample(500, torch.Generator().manual_seed(0))
+    assert float(found["obs"]["desired_goal"].max()) < 4.0
+    assert float(kept.max()) < 4.0
+
+
+def test_goals_that_are_missing_or_judged_by_arrays_are_refused():
+    with pytest.raises(ValueError, match="hindsight needs observations that are dicts with"):
+        replay_of(hindsight=Hindsight(reach))
+    replay, _ = hindsight_pair(Hindsight(lambda achieved, desired, info: 1.0), 0, 1, None)
+    with pytest.raises(ValueError, match=r"compute_reward gave a float .*a tensor with one reward for each row"):
+        replay.rows(torch.zeros(4, dtype=torch.int64), torch.zeros(2, 4, dtype=torch.float64))

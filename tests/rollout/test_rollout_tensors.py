@@ -151,6 +151,8 @@ class OwnBatch(PPOLearner):
         ppo_config().training(learner_connector=lambda *_: ClipRewards()),
         config_of(DQNConfig),
         config_of(DQNConfig).replay(prioritized=True),
+        config_of(DQNConfig).environment(normalize_observations=True, normalize_rewards=True),
+        config_of(FlashSACConfig, "tensor/Pendulum-v1"),
     ],
 )
 def test_steps_stay_on_the_device_without_a_warning(config):
@@ -180,15 +182,11 @@ NEEDS_HOST = {
     "this algorithm": lambda: config_of(REINFORCEConfig),
     "training(learner_class=...)": lambda: ppo_config().training(learner_class=OwnBatch),
     "rl_module(model_config={'recurrent': ...})": lambda: ppo_config().rl_module(model_config={"recurrent": "lstm"}),
-    "environment(normalize_observations=..., normalize_rewards=...)": lambda: config_of(DQNConfig).environment(
-        normalize_rewards=True
-    ),
     "environment(normalize_observations=...)": lambda: with_statistics(ppo_config()),
     "replay(ignore_obs_next=True)": lambda: config_of(DQNConfig).replay(ignore_obs_next=True),
     "replay(storage=...)": lambda: config_of(DQNConfig).replay(storage="memmap"),
     "environment(frame_stack=...)": lambda: ppo_config().environment(frame_stack=2),
     "training(learner_connector=...)": lambda: ppo_config().training(learner_connector=lambda *_: OwnConnector()),
-    "training(bounded_rewards=True)": lambda: config_of(FlashSACConfig, "tensor/Pendulum-v1"),
     "training(intrinsic_reward=...)": lambda: ppo_config().training(intrinsic_reward="rnd"),
     "env_runners(batch_mode='complete_episodes')": lambda: ppo_config().env_runners(
         batch_mode="complete_episodes", rollout_fragment_length=None
@@ -200,7 +198,6 @@ ELSEWHERE = {
     "learners(num_learners=...)",
     "env_runners(num_env_runners=...)",
     "env_runners(exploration=...)",
-    "replay(her=True)",
     "replay(learning_starts=...)",
 }
 """Features whose configurations need other processes, environments or classes."""

@@ -29,6 +29,7 @@ CASES = [
     *(("ppo", option) for option in ("normalised observations", "scheduled rates")),
     *(("dqn", option) for option in ("by priority, three steps", "scheduled rates")),
     ("sac", "correlated noise"),
+    ("sac", "normalised observations"),
     *(("ppo", option) for option in ("gSDE", "clipped rewards")),
 ]
 

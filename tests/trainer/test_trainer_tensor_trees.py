@@ -23,6 +23,7 @@ from lockstep.rollout.errors import MalformedBufferError
 T, B = 16, 6
 FORMS = {"ppo": (CartPole, TreeCartPole), "dqn": (CartPole, TreeCartPole), "sac": (Pendulum, TreePendulum)}
 """the environment with one tensor, and with a tree"""
+NORMALISED = {"normalize_observations": True, "normalize_rewards": True}
 BY_PRIORITY = {"prioritized": True, "beta": [[0, 0.4], [100 * B, 1.0]]}
 
 
@@ -35,16 +36,18 @@ def config_of(name: str, env: Any, **options: Any) -> Any:
         config.environment(**options).env_runners(rollout_fragment_length=T)
         config.training(train_batch_size=T * B, minibatch_size=T * B // 3, num_epochs=2)
         return config.reporting(total_steps=10**6, steps_per_epoch=T * B)
-    config.env_runners(rollout_fragment_length=5).training(train_batch_size=16)
+    section = {option: options.pop(option) for option in NORMALISED if option in options}
+    config.environment(**section).env_runners(rollout_fragment_length=5).training(train_batch_size=16)
     config.replay(**{"capacity": 20 * B, "learning_starts": 10 * B, "update_per_step": 2.5 / (5 * B), **options})
     return config.reporting(total_steps=10**6, steps_per_epoch=5 * B)
 
 
 CASES = {
     "ppo": ("ppo", {}),
-    "ppo, normalised": ("ppo", {"normalize_observations": True, "normalize_rewards": True}),
+    "ppo, normalised": ("ppo", NORMALISED),
     "sac": ("sac", {}),
     "sac, by priority": ("sac", BY_PRIORITY),
+    "sac, normalised": ("sac", NORMALISED),
     "dqn, rewards of three steps": ("dqn", {"n_step": 3}),
     "dqn, by priority": ("dqn", {"n_step": 3, **BY_PRIORITY}),
 }
@@ -75,7 +78,8 @@ def test_a_tree_is_learned_from_bit_for_bit_as_its_flat_form(case):
     if "normalised" in case:
         pipelines = [trainer.policy.learner_group.learner.connectors["default_policy"].obs for trainer in (flat, tree)]
         (one,), others = (pipeline.connectors[0].moments for pipeline in pipelines)
-        assert [each.count for each in others] == [one.count] * 3 == [8 * T * B] * 3
+        number = 8 * (T if case.startswith("ppo") else 5) * B
+        assert [each.count for each in others] == [one.count] * len(others) == [number] * len(others)
         assert np.array_equal(one.mean, np.concatenate([each.mean for each in others]))
         assert np.array_equal(one.var, np.concatenate([each.var for each in others]))
 

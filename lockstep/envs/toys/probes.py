@@ -437,15 +437,16 @@ class SparseMaze(gym.Env[Any, Any]):
         return distances
 
 
-def goal_functions(env: gym.Env[Any, Any]) -> tuple[GoalFunction, GoalFunction | None]:
-    """Return the methods `compute_reward` and `compute_terminated` of an environment with goals.
+def goal_functions(env: Any) -> tuple[GoalFunction, GoalFunction | None]:
+    """Return the methods `compute_reward` and `compute_terminated` of an environment, or tensor environments, with
+    goals.
 
     The names are gymnasium-robotics'. The second is None if the environment does not have it.
 
     Raises:
         ValueError: The environment has no `compute_reward`.
     """
-    base: Any = env.unwrapped
+    base: Any = getattr(env, "unwrapped", env)
     compute_reward = getattr(base, "compute_reward", None)
     if not callable(compute_reward):
         raise ValueError(

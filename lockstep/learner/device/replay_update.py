@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lockstep.data.columns import Columns
+from lockstep.data.new_rows import NewRows
 from lockstep.data.row_share import RowShare
 from lockstep.data.trees import concat_trees, map_tree, split_rows
 from lockstep.learner.device.rollout_update import DeviceUpdate
@@ -55,6 +56,10 @@ class SampledBuffer(Protocol):
         """Priorities with which rows are drawn; None if all rows are equally likely."""
 
     @property
+    def new_rows(self) -> NewRows | None:
+        """Rows that running statistics do not have yet; None if there are no statistics."""
+
+    @property
     def share(self) -> RowShare:
         """Share of the rows that this rank has, if several ranks have one buffer together."""
 
@@ -65,8 +70,11 @@ class SampledBuffer(Protocol):
     def draw_indices(self, num_rows: int, generator: torch.Generator) -> Tensor:
         """Return random row numbers `[num_rows]` over the rows of all ranks, without waiting for the device."""
 
-    def rows(self, index: Tensor) -> TensorColumns:
-        """Return the columns of this rank's rows `index` `[N]`."""
+    def draw_chances(self, num_rows: int, generator: torch.Generator) -> Tensor | None:
+        """Return random numbers `[2, num_rows]` for the goals of rows, or None if rows keep their goals."""
+
+    def rows(self, index: Tensor, chances: Tensor | None = None) -> TensorColumns:
+        """Return the columns of this rank's rows `index` `[N]`, with goals by the random numbers `[2, N]` if given."""
 
     def sample(self, num_rows: int, generator: torch.Generator) -> TensorColumns:
         """Return the columns `[num_rows, ...]` of random rows, without waiting for the device.
@@ -117,6 +125,10 @@ class ReplayUpdate(DeviceUpdate):
         """Begin an update without waiting for it. The next call should be `run_steps` with the same arguments."""
         learner = self.learner
         module_id = self.prepare(options)
+        if self._begun is not None:
+            # The collector has refused the rows of the last launch (numbers that are not finite), and has taken them
+            # back. The statistics on the device include them, and are replaced by the ones of the host.
+            learner.connectors[module_id].copy_to_device()
         places = self.places()
         if self._known_places != places:
             self._known_places = places
@@ -151,7 +163,7 @@ class ReplayUpdate(DeviceUpdate):
         self._begun = None
         self._samples = outcome.samples
         rows = num_steps * batch_size
-        return self.report(
+        results = self.report(
             options,
             outcome.metrics,
             outcome.num_bad,
@@ -161,6 +173,11 @@ class ReplayUpdate(DeviceUpdate):
             passes=1,
             captured=captured,
         )
+        if replay.new_rows is not None:
+            learner = self.learner
+            for module_id in learner.learning_modules():
+                learner.connectors[module_id].copy_from_device()
+        return results
 
     def counts(self) -> Counts:
         """Return the counters that the host advances in gradient steps: lifetime counters and steps of targets."""
@@ -191,6 +208,9 @@ class ReplayUpdate(DeviceUpdate):
 
     def _steps(self, module_id: str, replay: SampledBuffer, num_steps: int, batch_size: int) -> ReplayOutcome:
         """Take all gradient steps, each on rows of its own. A graph may capture this function."""
+        if replay.new_rows is not None:
+            replay.new_rows.join(replay.share)
+            self.learner.connectors[module_id].add_new_rows(replay.new_rows)
         if replay.share.number > 1:
             return self._steps_on_share(module_id, replay, num_steps, batch_size)
         learner = self.learner
@@ -215,10 +235,12 @@ class ReplayUpdate(DeviceUpdate):
         return self._network_inputs(module_id, self.sample(replay, num_rows)) | self.noise(module_id, num_rows)
 
     def _network_inputs(self, module_id: str, columns: TensorColumns) -> TensorColumns:
-        """Return the columns after the connectors of observations and of train columns, in the learner's dtype."""
+        """Return the columns in the learner's dtype after all connectors: of observations, rewards, train columns."""
         connectors = self.learner.connectors[module_id]
         images = connectors.images(columns)
         columns |= {name: connectors.obs(columns[name]) for name in (Columns.OBS, Columns.NEXT_OBS)}
+        if connectors.rewards is not None:
+            columns[Columns.REWARDS] = connectors.rewards.scale_on_device(columns[Columns.REWARDS])
         tensors: TensorColumns = map_tree(self.learner.to_tensor, columns | images)
         # No loss reads the indices of the rows, so connectors do not get them.
         kept = {name: tensors.pop(name) for name in (Columns.BATCH_INDEXES,) if name in tensors}
@@ -232,11 +254,16 @@ class ReplayUpdate(DeviceUpdate):
         share = replay.share  # `share.number` is the number of ranks
         num_rows = num_steps * batch_size
         indices = replay.draw_indices(num_rows, self.stream("replay"))
+        chances = replay.draw_chances(num_rows, self.stream("replay"))
         is_own = share.contains(indices, replay.num_envs)
         own = share.local_rows(indices[is_own], replay.num_envs)
 
         # If this rank has no row in any of the steps, row 0 serves as a stand-in.
-        columns = self._network_inputs(module_id, replay.rows(own if len(own) else own.new_zeros(1)))
+        if len(own):
+            rows = replay.rows(own, None if chances is None else chances[:, is_own])
+        else:
+            rows = replay.rows(own.new_zeros(1))
+        columns = self._network_inputs(module_id, rows)
         for name, noise in self.noise(module_id, num_rows).items():
             columns[name] = noise[is_own] if len(own) else noise[:1]
 
