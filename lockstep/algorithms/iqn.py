@@ -101,6 +101,7 @@ class IQNConfig(AlgorithmConfig):
 
     algorithm = "iqn"
     explorations = ("epsilon", "noisy")
+    learns_from_tensors = True
     learner_class = IQNLearner
     # The network in a checkpoint was built with these numbers, so a resumed run refuses other values. The numbers of
     # levels in training may change: levels are an input of the network.

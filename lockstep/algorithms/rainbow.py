@@ -34,6 +34,7 @@ class RainbowConfig(AlgorithmConfig):
 
     algorithm = "rainbow"
     explorations = ("noisy", "epsilon")
+    learns_from_tensors = True
     learner_class = RainbowLearner
     # The number of the atoms is the shape of the network's outputs, and their range is the meaning of the outputs. A
     # checkpoint contains the network, so a resumed run refuses other values of these options.

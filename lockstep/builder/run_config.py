@@ -7,9 +7,8 @@ from typing import Any, ClassVar, Self
 
 from lockstep.config.base import BaseConfig, Spaces
 from lockstep.config.rules import OF_SEVERAL_AGENTS, RULES, Rule, refuse
-from lockstep.envs.make import TimeLimitedMaker
+from lockstep.envs.make import TimeLimitedMaker, name_of_env, tensor_class
 from lockstep.envs.multi_agent import AgentEnvs
-from lockstep.envs.tensor import TENSOR_ENVS
 from lockstep.learner.optimizers import check_configured_optimizer
 from lockstep.options.section import settings_by_path
 from lockstep.policy.policy import Policy
@@ -111,8 +110,8 @@ class RunConfig(BaseConfig, ABC):
         reason = ""
         if self.is_multi_agent:
             reason = "for several agents"
-        elif isinstance(env, str) and env in TENSOR_ENVS:
-            reason = f"for {env}, whose rows are stepped together"
+        elif tensor_class(env) is not None:
+            reason = f"for {name_of_env(env)}, whose rows are stepped together"
         elif mode in ("vector", "envpool"):
             reason = f"with env_runners.vectorize_mode={mode!r}, where rows are stepped together"
         elif not isinstance(env, str) and not callable(env):

@@ -15,7 +15,7 @@ from lockstep.config.replay_builder import ReplayBuilder
 from lockstep.config.rules import Rule, refuse
 from lockstep.connectors import ObsPipeline
 from lockstep.data.row_share import ALL_ROWS, RowShare
-from lockstep.envs.make import named_environment
+from lockstep.envs.make import name_of_env, tensor_class
 from lockstep.envs.tensor import TENSOR_ENVS, TensorBoundary, TensorVecEnv
 from lockstep.learner.learner import Learner
 from lockstep.learner.many.reduction import Reducer
@@ -59,12 +59,11 @@ class TensorCollectorBuilder:
 
     @property
     def has_environments(self) -> bool:
-        """Whether the configured environments are tensor environments: an id of one, or a finished one."""
+        """Whether the configured environments are tensor environments: an id or a class of them, or finished ones."""
         env = self.config.environment.env
-        resolved = named_environment(env) if isinstance(env, str) else env
-        if isinstance(resolved, str):
-            return resolved in TENSOR_ENVS and self.config.env_runners.vectorize_mode in ("auto", "vector")
-        return isinstance(resolved, TensorVecEnv | TensorBoundary)
+        if tensor_class(env) is not None:
+            return self.config.env_runners.vectorize_mode in ("auto", "vector")
+        return isinstance(env, TensorVecEnv | TensorBoundary)
 
     @property
     def host_reasons(self) -> list[str]:
@@ -90,7 +89,7 @@ class TensorCollectorBuilder:
         # There are no reasons if the user's own configuration overrides `collects_tensors`.
         reasons = self.host_reasons or [f"{type(config).__name__}.collects_tensors returns False"]
         env = config.environment.env
-        name = repr(env) if isinstance(env, str) else type(env).__name__
+        name = repr(env) if isinstance(env, str) else name_of_env(env)
         text = f"{config.algorithm} copies the steps of environment.env={name} to the host. {'. '.join(reasons)}"
         if not config.env_runners.allow_host:
             raise ValueError(
@@ -134,22 +133,16 @@ class TensorCollectorBuilder:
         """Raise `ValueError` for options that cannot be divided among `num_ranks` ranks."""
         env = self.config.environment.env
         advice = f"is not allowed with tensor environments on {num_ranks} ranks"
-        if not isinstance(env, str):
+        if tensor_class(env) is None:
             raise ValueError(
                 f"environment.env: a finished {type(env).__name__} {advice}, each of which makes its share; give an "
-                f"id: {', '.join(TENSOR_ENVS)}"
+                f"id, or a class that is called with the number of environments: {', '.join(TENSOR_ENVS)}"
             )
-        scales_rewards = any(part.connectors.rewards is not None for part in self.policy.acting.values())
         rules: list[Rule[RunConfig]] = [
             Rule(
                 "replay.prioritized",
                 lambda config: config.is_off_policy and config.replay.prioritized,
                 f"{advice}, whose priorities are not shared; use one process",
-            ),
-            Rule(
-                "environment.normalize_rewards",
-                lambda config: scales_rewards,
-                f"{advice}, whose returns are not shared; leave it out, or use one process",
             ),
         ]
         refuse(self.config, rules)

@@ -31,9 +31,9 @@ from lockstep.data.groups import INTRINSIC, checked_groups
 from lockstep.data.values import check_entries
 from lockstep.envs import VectorBoundary, make_vector
 from lockstep.envs.config import EnvironmentSection
-from lockstep.envs.make import is_module_name, named_environment
+from lockstep.envs.make import is_module_name, named_environment, tensor_class
 from lockstep.envs.multi_agent import AgentEnvAdapter, is_agent_env, make_adapter
-from lockstep.envs.tensor import TENSOR_ENVS
+from lockstep.envs.tensor import TensorEnv
 from lockstep.learner.config import (
     AgentMapping,
     FaultToleranceSection,
@@ -797,6 +797,9 @@ class BaseConfig:
         """
         env = self.environment.env if env is None else env
         env = named_environment(env) if isinstance(env, str) else env
+        if tensor_class(env) is not None:
+            yield None
+            return
         made = env(**self.environment.env_config) if callable(env) else env
         section = self.multi_agent
         try:
@@ -887,7 +890,8 @@ class BaseConfig:
             return make_vector(chosen, num_envs=1, mode="auto", step_timeout=runners.step_timeout)
 
         options = {**section.env_config, **env_config}
-        if isinstance(chosen, str) and chosen in TENSOR_ENVS:
+        made_by = tensor_class(chosen)
+        if isinstance(made_by, type) and issubclass(made_by, TensorEnv):
             options = {"device": self.framework.device, **options}
         # Only environments in processes of their own can be restarted.
         restarts = self.fault_tolerance.env_limits if runners.vectorize_mode == "async" else None

@@ -17,6 +17,7 @@ from lockstep.connectors.symmetry import Symmetry
 from lockstep.data.actions import COMPOSITE, RescaleActions, apply_to_parts, map_boxes
 from lockstep.data.columns import MIRRORED, Columns
 from lockstep.data.new_rows import NewRows
+from lockstep.data.row_share import ALL_ROWS, RowShare
 from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import Tree, leaves
@@ -206,6 +207,8 @@ class NormalizeRewards:
         self._on_device: torch.Tensor | None = None
         """float64 `[3 + B]` on the device, for `normalize_tensors`: count, mean, squares and the running returns. It is
         changed in place, because CUDA graphs read and write its memory."""
+        self._share = ALL_ROWS
+        """Share of the environments whose running returns are in `_on_device`."""
         self._moments_on_device: TensorMoments | None = None
         """Moments on the device of `add_on_device`, changed in place likewise."""
         self._largest_on_device: torch.Tensor
@@ -283,7 +286,7 @@ class NormalizeRewards:
             self.largest = max(self.largest, float(np.abs(counted).max()))
         return moments
 
-    def normalize_tensors(self, rewards: torch.Tensor, dones: torch.Tensor) -> torch.Tensor:
+    def normalize_tensors(self, rewards: torch.Tensor, dones: torch.Tensor, share: RowShare = ALL_ROWS) -> torch.Tensor:
         """Add rewards on a device to the statistics, and return them scaled, without making the host wait.
 
         The statistics change on the device only. `copy_from_device` copies them to the host.
@@ -291,8 +294,10 @@ class NormalizeRewards:
         Args:
             rewards: `[T, B]`.
             dones: bool `[T, B]`, whether an episode ended with this step.
+            share: The share of the environments that this rank has. With several ranks the host waits for the others.
         """
         num_envs = rewards.shape[1]
+        self._share = share
         if self._on_device is None or len(self._on_device) != 3 + num_envs:
             self._on_device = torch.zeros(3 + num_envs, dtype=torch.float64, device=rewards.device)
             self.copy_to_device()
@@ -306,9 +311,15 @@ class NormalizeRewards:
         # `RunningMoments.merge` in tensors, in place.
         number = returns.numel()
         new_mean = returns.mean()
+        new_squares = (returns - new_mean).square_().sum()
+        if share.number > 1:
+            joined = _joined_moments(share, number, new_mean, new_squares)
+            number = joined.count
+            new_mean = new_mean.new_tensor(float(joined.mean))
+            new_squares = new_squares.new_tensor(float(joined.squares))
         delta = new_mean - mean
         total = count + number
-        squares.add_((returns - new_mean).square_().sum() + delta.square() * (count * (number / total)))
+        squares.add_(new_squares + delta.square() * (count * (number / total)))
         mean.add_(delta * (number / total))
         count.copy_(total)
         factor = 1.0 / (squares / count + self.epsilon).sqrt()
@@ -349,7 +360,7 @@ class NormalizeRewards:
         if self._on_device is not None:
             numbers = self._on_device.cpu().numpy().copy()
             count, mean, squares = numbers[:3]
-            self._returns = numbers[3:]
+            self._returns = np.concatenate(self._share.gather(numbers[3:]))
             self.moments.set_state({"count": count, "mean": mean, "squares": squares})
 
     def copy_to_device(self) -> None:
@@ -359,7 +370,9 @@ class NormalizeRewards:
             self._largest_on_device.fill_(self.largest)
         if self._on_device is not None:
             num_envs = len(self._on_device) - 3
-            returns = self._returns if len(self._returns) == num_envs else np.zeros(num_envs)
+            first = self._share.rank * num_envs
+            fits = len(self._returns) == num_envs * self._share.number
+            returns = self._returns[first : first + num_envs] if fits else np.zeros(num_envs)
             moments = [self.moments.count, self.moments.mean, self.moments.squares]
             numbers = np.concatenate([moments, returns])
             self._on_device.copy_(torch.from_numpy(numbers))
@@ -401,6 +414,14 @@ class NormalizeRewards:
         self._returns = np.array(state["returns"], dtype=np.float64)
         self.largest = float(state.get("largest", 0.0))
         self.copy_to_device()
+
+
+def _joined_moments(share: RowShare, number: int, mean: torch.Tensor, squares: torch.Tensor) -> RunningMoments:
+    """Return the moments of the returns of all ranks, for the moments of the returns of this one."""
+    joined = RunningMoments()
+    for part in share.gather({"number": number, "mean": float(mean), "squares": float(squares)}):
+        joined.merge(RunningMoments.of(int(part["number"]), np.asarray(part["mean"]), np.asarray(part["squares"])))
+    return joined
 
 
 @dataclass
@@ -541,7 +562,9 @@ class ModuleConnectors:
         digits differ.
         """
         return (
-            rollout.rewards if self.rewards is None else self.rewards.normalize_tensors(rollout.rewards, rollout.cuts)
+            rollout.rewards
+            if self.rewards is None
+            else self.rewards.normalize_tensors(rollout.rewards, rollout.cuts, rollout.share)
         )
 
     # -- statistics over a replay buffer on a device ---

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, find_highest_version, parse_env_id
@@ -75,7 +75,7 @@ def make_vector(
 
     Args:
         env: An environment id (or `EnvSpec`), `package:Id-v0` or `module:Class`; a function or class that makes one
-            environment; a finished environment (one row); a gymnasium vector environment, a pool of EnvPool, a
+            environment; a class of tensor environments, which is called with `num_envs`; a finished environment (one row); a gymnasium vector environment, a pool of EnvPool, a
             `VecEnv` of Stable-Baselines3 or a `TensorVecEnv` (their own number of rows); or a boundary, which is
             returned unchanged.
         num_envs: Number of rows B. A finished environment or vector has its own.
@@ -145,8 +145,12 @@ def _new_boundary(
 ) -> VectorBoundary:
     """Make environments from an id or function, and return the boundary over them. Parameters: `make_vector`."""
     named = named_environment(env) if isinstance(env, str) else env
-    if isinstance(named, str) and mode in ("auto", "vector") and named in TENSOR_ENVS:
-        return TensorBoundary(make_tensor_env(named, num_envs, **(env_config or {})))
+    made_by = tensor_class(named)
+    if made_by is not None and mode in ("auto", "vector"):
+        options = env_config or {}
+        # Environments of an id take the options of `make_tensor_env`, and no others.
+        made = make_tensor_env(named, num_envs, **options) if isinstance(named, str) else made_by(num_envs, **options)
+        return TensorBoundary(made)
     if isinstance(named, str | EnvSpec):
         native = _native_vector(named, num_envs, mode, env_config or {})
         if native is not None:
@@ -157,6 +161,15 @@ def _new_boundary(
     if mode == "async":
         return WorkerVectorEnv([factory] * num_envs, step_timeout=step_timeout, restarts=restarts)
     return LightSyncVectorEnv([factory] * num_envs)
+
+
+def tensor_class(env: object) -> Callable[..., TensorVecEnv] | None:
+    """Return the class of the tensor environments that an id, a name or a class refers to; None for all others."""
+    named = named_environment(env) if isinstance(env, str) else env
+    if isinstance(named, str):
+        return TENSOR_ENVS.get(named)
+    is_class = isinstance(named, type) and issubclass(named, TensorVecEnv)
+    return cast(Callable[..., TensorVecEnv], named) if is_class else None
 
 
 def _native_vector(env: str | EnvSpec, num_envs: int, mode: str, options: Mapping[str, Any]) -> VectorBoundary | None:

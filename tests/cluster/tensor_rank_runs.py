@@ -6,8 +6,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import torch
+from gymnasium import spaces
 
 from lockstep import A2CConfig, APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig
+from lockstep.envs.tensor import CartPole, Pendulum
 
 
 def on(env, algorithm, **training):
@@ -26,6 +29,37 @@ def explored(config, kind, **options):
     return config.env_runners(exploration=kind, exploration_config=options)
 
 
+class Swing(Pendulum):
+    """Pendulum with short episodes, whose ranks make their shares from the class."""
+
+    time_limit = 13
+
+
+class Bits(CartPole):
+    """CartPole whose observations have goals: the last two numbers, rounded."""
+
+    time_limit = 9
+    single_observation_space = spaces.Dict(
+        {
+            "observation": CartPole.single_observation_space,
+            "achieved_goal": spaces.Box(-1e3, 1e3, (2,)),
+            "desired_goal": spaces.Box(-1e3, 1e3, (2,)),
+        }
+    )
+
+    def observe(self, state):
+        numbers = super().observe(state)
+        achieved = (2.0 * numbers[:, 2:]).round()
+        return {"observation": numbers, "achieved_goal": achieved, "desired_goal": torch.ones_like(achieved)}
+
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        return -(achieved_goal - desired_goal).abs().sum(-1)
+
+
+def normalised(config):
+    return config.environment(normalize_observations=True, normalize_rewards=True)
+
+
 PASSES = {"train_batch_size": 64, "minibatch_size": 20, "num_epochs": 2}
 MAKE = {
     "ppo": lambda: on("tensor/Pendulum-v1", PPOConfig, **PASSES).environment(normalize_observations=True),
@@ -38,6 +72,9 @@ MAKE = {
     "sac, correlated noise": lambda: explored(replay("tensor/Pendulum-v1", SACConfig), "ou", sigma=0.3),
     "dqn, noisy weights": lambda: explored(replay("tensor/CartPole-v1", DQNConfig), "noisy"),
     "dqn": lambda: replay("tensor/CartPole-v1", DQNConfig, n_step=3),
+    "ppo, a class, normalised": lambda: normalised(on(Swing, PPOConfig, **PASSES)),
+    "sac, a class, normalised": lambda: normalised(replay(Swing, SACConfig)),
+    "dqn, hindsight": lambda: replay(Bits, DQNConfig, her=True, her_strategy="episode"),
 }
 
 

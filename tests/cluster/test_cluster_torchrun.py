@@ -326,7 +326,7 @@ def test_each_rank_has_the_steps_and_state_of_one_collector():
     assert store.port == port
 
 
-@pytest.mark.parametrize("kind", ["sac", "sac, correlated noise"])
+@pytest.mark.parametrize("kind", ["sac", "sac, correlated noise", "sac, a class, normalised"])
 def test_ranks_have_the_rows_and_state_of_one_tensor_collector(kind):
     """The state is taken on by a collector of all of them, and by ranks."""
 
@@ -344,8 +344,10 @@ def test_ranks_have_the_rows_and_state_of_one_tensor_collector(kind):
             assert collectors[1].collect(n_step=4).n_collected_steps == stats.n_collected_steps == 4
         later = collectors[1].buffer.get_state()["columns"]
         exploring = state.get("exploring", {})
-        assert (kind == "sac") == (not exploring)
-        return state["env"], state["lengths"], exploring, rows["columns"], later
+        assert ("correlated" in kind) == bool(exploring)
+        # Whether rows that running statistics do not have yet are given to the ranks once.
+        again = collectors[1].buffer.get_state().get("new_rows", {})
+        return state["env"], state["lengths"], exploring, rows["columns"], later, again
 
     alone, port = collect(None), free_port()
     store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
@@ -358,9 +360,11 @@ def test_ranks_have_the_rows_and_state_of_one_tensor_collector(kind):
     ("change", "words"),
     [
         (lambda c: c.replay(prioritized=True), "replay.prioritized=True .*tensor environments on 2 ranks"),
-        (lambda c: c.environment(normalize_rewards=True), "normalize_rewards=True .*tensor environments on 2 ranks"),
         (lambda c: c.replay(ignore_obs_next=True), "2 ranks where sac with these options copies steps to the host"),
-        (lambda c: c.environment(make_tensor_env("tensor/Pendulum-v1", 4)), "a finished Pendulum .*give an id"),
+        (
+            lambda c: c.environment(make_tensor_env("tensor/Pendulum-v1", 4)),
+            "a finished Pendulum .*give an id, or a class",
+        ),
     ],
 )
 def test_tensor_environments_that_ranks_would_draw_otherwise_are_refused(change, words):
@@ -374,6 +378,24 @@ def test_tensor_environments_that_ranks_would_draw_otherwise_are_refused(change,
     store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     assert together(port, build) == [True, True]
     assert store.port == port
+
+
+@pytest.mark.long
+def test_the_comparison_for_several_gpus_is_rehearsed_on_the_processor():
+    script = Path(lockstep.__file__).parents[1] / "benchmarks/gpu/ranks.py"
+
+    def output(*words):
+        words = [sys.executable, str(script), *words]
+        return subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=280, check=False)
+
+    done = output("--ranks", "2", "--device", "cpu", "--num-envs", "8", "--updates", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^2 ranks, ppo: [\d,]+ steps/s, float64 .* from one rank$", done.stdout, re.MULTILINE)
+    assert re.search(r"^2 ranks, sac: ", done.stdout, re.MULTILINE)
+    if torch.cuda.device_count() < 2:
+        refused = output()
+        assert refused.returncode == 2
+        assert "this needs at least 2 GPUs" in refused.stdout
 
 
 VARIABLES = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}

@@ -162,6 +162,22 @@ def test_steps_stay_on_the_device_without_a_warning(config):
         assert isinstance(config.env_runners(allow_host=True).build_collector(), TensorCollector)
 
 
+class ShortCartPole(CartPole):
+    time_limit = 7
+
+
+@pytest.mark.parametrize("env", [ShortCartPole, f"{__name__}:ShortCartPole"], ids=["class", "name"])
+def test_a_class_of_tensor_environments_is_made_with_their_number(env):
+    config = ppo_config(env).environment(env, env_config={"seed": 3})
+    collector = config.build_collector()
+    assert type(collector.tensors).__name__ == "ShortCartPole"
+    assert collector.tensors.num_envs == B
+    assert collector.tensors.max_episode_length == 7
+    assert config.make_envs(2).num_envs == 2
+    with pytest.raises(ValueError, match=r"max_episode_steps=5 is not allowed for .*ShortCartPole"):
+        config.evaluation(max_episode_steps=5).build_trainer()
+
+
 class OwnConnector(Connector):
     """Does not say that it consists of operations on tensors."""
 
