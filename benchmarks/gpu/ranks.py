@@ -58,7 +58,8 @@ def work(folder: Path, options: argparse.Namespace) -> None:
             for _ in range(options.updates):
                 trainer.training_step()
             if dtype == "float64":
-                found = {key: value.cpu().numpy() for key, value in trainer.policy.state_dict().items()}
+                state = trainer.policy.state_dict()
+                found = {key: value.cpu().numpy() for key, value in state.items() if key.startswith("module.")}
                 if os.environ.get("RANK", "0") == "0":
                     np.savez(folder / f"{name}.npz", **found)
             else:

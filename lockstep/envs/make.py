@@ -75,9 +75,9 @@ def make_vector(
 
     Args:
         env: An environment id (or `EnvSpec`), `package:Id-v0` or `module:Class`; a function or class that makes one
-            environment; a class of tensor environments, which is called with `num_envs`; a finished environment (one row); a gymnasium vector environment, a pool of EnvPool, a
-            `VecEnv` of Stable-Baselines3 or a `TensorVecEnv` (their own number of rows); or a boundary, which is
-            returned unchanged.
+            environment; a class of tensor environments, which is called with `num_envs`; a finished environment (one
+            row); a gymnasium vector environment, a pool of EnvPool, a `VecEnv` of Stable-Baselines3 or a `TensorVecEnv`
+            (their own number of rows); or a boundary, which is returned unchanged.
         num_envs: Number of rows B. A finished environment or vector has its own.
         mode: Who steps the rows of an id or function: "sync" (our vector in this process), "async" (one process for
             each row), "vector" (the native vector form of an id) or "envpool". "auto" is "vector" for Atari ids and

@@ -33,6 +33,7 @@ def config_of(name: str, env_id: Any = "tensor/Pendulum-v1", **training: Any) ->
     config = get_config(name).environment(env).env_runners(num_envs_per_env_runner=B, rollout_fragment_length=10)
     training = {**ALGORITHM_CASES[name].on_device, **training}
     config.training(train_batch_size=SIZE, lr=1e-2, **training).replay(capacity=60 * B, learning_starts=10 * B)
+    config.replay(prioritized=False, n_step=1)  # also for algorithms with other defaults
     config.rl_module(model_config={"hiddens": (16,), "critic_hiddens": (16,)})
     config.framework(dtype="float64").debugging(seed=3)
     return config.reporting(total_steps=10**6, steps_per_epoch=10 * B).evaluation(evaluation_interval=0)
@@ -77,7 +78,7 @@ BETA = [[0, 0.4], [60 * B, 1.0]]
 
 
 def by_priority(name: str, env_id: Any = "tensor/Pendulum-v1", n_step: int = 1, **training: Any) -> Any:
-    return config_of(name, env_id, **training).replay(prioritized=True, beta=BETA, n_step=n_step)
+    return config_of(name, env_id, **training).replay(prioritized=True, alpha=0.6, beta=BETA, n_step=n_step)
 
 
 BY_PRIORITY = {

@@ -260,10 +260,10 @@ class ReplayUpdate(DeviceUpdate):
 
         # If this rank has no row in any of the steps, row 0 serves as a stand-in.
         if len(own):
-            rows = replay.rows(own, None if chances is None else chances[:, is_own])
+            drawn = replay.rows(own, None if chances is None else chances[:, is_own])
         else:
-            rows = replay.rows(own.new_zeros(1))
-        columns = self._network_inputs(module_id, rows)
+            drawn = replay.rows(own.new_zeros(1))
+        columns = self._network_inputs(module_id, drawn)
         for name, noise in self.noise(module_id, num_rows).items():
             columns[name] = noise[is_own] if len(own) else noise[:1]
 
