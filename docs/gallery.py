@@ -48,7 +48,7 @@ INTRODUCTION = """# Gallery
 
 What the recipes learn in less than ten minutes. Each was trained once, by the command that is shown. Returns are those
 of the last evaluation. A curve has all evaluations, with the deviation over their episodes. The video shows some frames
-of an episode of the best policy. Times were measured with one thread on a busy machine.
+of an episode of the best policy. Times are those of the results page, with one thread.
 
 `python docs/gallery.py` makes this page. Several seeds of every recipe: [results](results.md)."""
 
@@ -62,7 +62,6 @@ class Result(TypedDict):
     final_return_std: float
     best_return: float
     """Mean return of the best evaluation."""
-    seconds: float
     has_video: bool
     """Whether the environment could be filmed."""
 
@@ -138,7 +137,6 @@ def show_recipe(recipe: Recipe, seed: int) -> Result:
         final_return=summary["final_return"],
         final_return_std=summary["final_return_std"],
         best_return=summary["best_score"],
-        seconds=summary["timing"]["total_time"],
         has_video=film(run, IMAGES / f"{name}.gif"),
     )
 
@@ -251,6 +249,7 @@ def page_lines(results: Mapping[str, Result]) -> Iterator[str]:
 def recipe_lines(recipe: Recipe, result: Result) -> Iterator[str]:
     """Yield the lines about one recipe."""
     name = name_of(recipe)
+    minutes = clock_text(measured_seconds()[recipe.algorithm, recipe.env])
     title = f"{recipe.algorithm.upper()} on {recipe.env}"
     reached = f"{number_text(result['final_return'])} ± {number_text(result['final_return_std'], 3)}"
     needs = f" It needs the extra `{recipe.requires}`." if recipe.requires else ""
@@ -263,7 +262,7 @@ def recipe_lines(recipe: Recipe, result: Result) -> Iterator[str]:
         "",
         f"`{' '.join(command_of(recipe, result['seed']))}`",
         "",
-        f"Return {reached} after {result['steps']:,} steps{best}, in {clock_text(result['seconds'])} minutes.{needs}",
+        f"Return {reached} after {result['steps']:,} steps{best}, in about {minutes} minutes.{needs}",
         "",
         f"![Evaluation returns of {title}](images/gallery/{name}.png)",
     )

@@ -44,7 +44,6 @@ def test_every_picture_belongs_to_a_result_and_they_are_small():
 def test_a_result_is_that_of_a_whole_run_of_its_recipe(name):
     result, recipe = RESULTS[name], RECIPES[name]
     assert recipe.total_steps <= result["steps"] < 1.1 * recipe.total_steps
-    assert result["seconds"] > 0
     assert result["final_return_std"] >= 0
 
 
