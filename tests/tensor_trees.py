@@ -47,6 +47,18 @@ class TreePendulum(Pendulum):
         return {"speed": numbers[:, 2:], "direction": numbers[:, :2]}
 
 
+class PendulumWithMore(TreePendulum):
+    """`TreePendulum` with an entry in front that no part has to see."""
+
+    single_observation_space = spaces.Dict(
+        {"a number": spaces.Box(0.0, 1.0, (1,)), **TreePendulum.single_observation_space.spaces}
+    )
+
+    def observe(self, state: Any) -> Any:
+        seen = super().observe(state)
+        return {**seen, "a number": seen["speed"].abs() / 10.0}
+
+
 class MaskedSteps(TensorEnv):
     """Counts steps, shows them in several forms, and forbids one of three actions, another one in each step.
 

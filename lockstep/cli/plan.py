@@ -42,6 +42,7 @@ class Plan:
             **self.trainer.describe_updates(),
             "learning rate": self._rates_text(),
             "networks": self._networks_text(),
+            **self._groups(),
             "device": self._device_text(),
             "evaluation": self._evaluation_text(),
             **self._time(),
@@ -90,6 +91,18 @@ class Plan:
                 f", {num_critic_parameters:,} of them in critics with layers of {widths} (model_config.critic_hiddens)"
             )
         return text
+
+    def _groups(self) -> dict[str, str]:
+        """Return which entries of observations the parts of each network see; empty if all parts see all."""
+        parts = self.trainer.policy.acting
+        texts = []
+        for module_id, part in parts.items():
+            groups = part.module.observation_groups
+            seen = [f"{name} sees {', '.join(keys)}" for name, keys in groups.items()]
+            if seen:
+                prefix = f"{module_id}: " if len(parts) > 1 else ""
+                texts.append(prefix + ", ".join(seen))
+        return {"observations": "; ".join(texts)} if texts else {}
 
     def _device_text(self) -> str:
         """Return device, precision, threads, and whether updates are compiled."""

@@ -27,7 +27,7 @@ from lockstep.connectors import ModuleConnectors
 from lockstep.data import MultiAgentEpisode
 from lockstep.data.codec import DAMAGE
 from lockstep.data.config import OfflineDataSection
-from lockstep.data.groups import INTRINSIC, checked_groups
+from lockstep.data.groups import INTRINSIC, checked_groups, has_state
 from lockstep.data.values import check_entries
 from lockstep.envs import VectorBoundary, make_vector
 from lockstep.envs.config import EnvironmentSection
@@ -1145,6 +1145,7 @@ class BaseConfig:
             squashes_actions=self.squashes_actions or getattr(self.rl_module.model_config, "squash_actions", False),
             num_learners=self.learners.num_learners,
             is_offline=self.is_offline,
+            has_central_state=bool(self.multi_agent.centralized_critic) and has_state(observation_space),
             symmetry=training.symmetry,
             acts_symmetrically=self.acts_symmetrically(spec),
             compares_images=training.symmetry_loss_coeff > 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -19,9 +20,11 @@ from lockstep.connectors import (
     RescaleActions,
 )
 from lockstep.connectors.module_connectors import is_connector
+from lockstep.connectors.own import OfOwnObservation
 from lockstep.connectors.symmetry import PairPipeline, Symmetry, SymmetryFunction
 from lockstep.data.actions import action_leaves
 from lockstep.data.columns import Columns
+from lockstep.data.groups import split_state
 from lockstep.envs.config import EnvironmentSection
 from lockstep.learner.config import TrainingSection
 from lockstep.rollout.config import EnvRunnersSection
@@ -43,6 +46,9 @@ class ConnectorBuilder:
     """Number of learners in other processes."""
     is_offline: bool
     """Whether the algorithm learns from recorded data, so that no connector is applied before recording."""
+    has_central_state: bool
+    """Whether observations of several agents have a central state. The user's connectors of observations and actions
+    are for agents' own observations then."""
     symmetry: SymmetryFunction | None = None
     """Function that mirrors observations and actions, or None."""
     acts_symmetrically: bool = False
@@ -65,8 +71,12 @@ class ConnectorBuilder:
             TypeError: An option that should give connectors gives something else.
             ValueError: Connectors do not fit together, or cannot take the spaces.
         """
-        recorded, pipeline = self._observations(observation_space, action_space)
-        actions = self._actions(observation_space, action_space)
+        own_space = split_state(observation_space)[0] if self.has_central_state else observation_space
+        own_connectors = self._configured("env_runners.env_to_module_connector", own_space, action_space)
+        if self.has_central_state:
+            own_connectors = [OfOwnObservation(connector) for connector in own_connectors]
+        recorded, pipeline = self._observations(own_connectors, observation_space)
+        actions = self._actions(own_space, action_space)
         learner = self._configured("training.learner_connector", observation_space, action_space)
         for connector in learner:
             connector.check_plain("training.learner_connector")
@@ -118,23 +128,25 @@ class ConnectorBuilder:
         return symmetry
 
     def _observations(
-        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+        self, connectors: Sequence[Connector], observation_space: spaces.Space[Any]
     ) -> tuple[ObsPipeline, ObsPipeline]:
         """Return two pipelines: one applied once before data are recorded, and one whenever they are read.
+
+        Both begin with the user's `connectors`, which the default ones follow.
 
         The first pipeline ends with the last connector that must run when data are collected. Such a connector has a
         memory, which follows the environments step by step, or declares `is_recorded`.
         """
         section = self.environment
         option = "env_runners.env_to_module_connector"
-        connectors = self._configured(option, observation_space, action_space)
+        connectors = list(connectors)
         # The default connectors come last. Stacks are recorded, so statistics must stand behind them (see below).
         if section.frame_stack > 1:
             connectors.append(FrameStack(section.frame_stack))
         if section.normalize_observations:
             connectors.append(NormalizeObs(clip=section.clip_observations))
 
-        with_memory = [type(connector).__name__ for connector in connectors if connector.has_memory]
+        with_memory = [connector.class_name for connector in connectors if connector.has_memory]
         if with_memory and self.is_offline:
             raise ValueError(
                 f"{option}: {self.algorithm} learns from data that are there already, and {', '.join(with_memory)} has "
@@ -152,14 +164,14 @@ class ConnectorBuilder:
         for connector in connectors[:num_recorded]:
             if connector.has_statistics:
                 raise ValueError(
-                    f"{option}: {type(connector).__name__} has statistics and stands before "
-                    f"{type(connectors[num_recorded - 1]).__name__}, whose output is stored, so it would be stored "
+                    f"{option}: {connector.class_name} has statistics and stands before "
+                    f"{connectors[num_recorded - 1].class_name}, whose output is stored, so it would be stored "
                     "with the statistics of that time; put it behind that one"
                 )
         for connector in connectors:
             if self.num_learners > 1 and not connector.joins_statistics:
                 raise ValueError(
-                    f"learners.num_learners={self.num_learners}: {type(connector).__name__} has statistics but no "
+                    f"learners.num_learners={self.num_learners}: {connector.class_name} has statistics but no "
                     "update_joined(data, join), so each learner would have different ones; write it with "
                     "RunningMoments, as NormalizeObs does"
                 )

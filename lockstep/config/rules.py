@@ -370,11 +370,6 @@ OF_SYMMETRY: tuple[Rule[BaseConfig], ...] = (
             ),
         ),
         Rule(
-            "training.symmetry",
-            lambda config: config.multi_agent.centralized_critic,
-            "does not go with multi_agent.centralized_critic: it mirrors what an agent sees, and not the state",
-        ),
-        Rule(
             "training.symmetry_loss_coeff",
             lambda config: any(config.training_of(mid).symmetry_loss_coeff for mid in config.symmetric_modules),
             f"is not allowed with {SYMMETRIC}: such a network is in mirror image already; leave it out",

@@ -51,6 +51,11 @@ class Connector(ABC):
     """Whether this consists of torch operations that never wait for the device and whose shapes do not depend on
     values. Only then a connector of train columns can run on the device of tensor environments."""
 
+    keeps_entries = False
+    """Whether each entry of a Dict comes from the entry with the same key alone, besides `added_entries`."""
+    added_entries: tuple[str, ...] = ()
+    """Keys that this adds to a Dict observation, without reading its other entries."""
+
     # `has_statistics` and `has_memory` follow from the methods, and are not declared. With a declaration, a user's
     # connector that forgets it would run, with statistics that are never updated and a memory that is never reset.
 
@@ -76,6 +81,16 @@ class Connector(ABC):
         A replay buffer stores each frame of such stacks once.
         """
         return 1
+
+    @property
+    def unwrapped(self) -> Connector:
+        """The connector itself, or the connector that this one applies to a part of an observation."""
+        return self
+
+    @property
+    def class_name(self) -> str:
+        """Name of the class of `unwrapped`, for messages and in states."""
+        return type(self.unwrapped).__name__
 
     def output_space(self, input_space: Space[Any]) -> Space[Any]:
         """Return the space of the transformed data, without changing the connector.
@@ -211,6 +226,8 @@ class Connector(ABC):
 class LeafConnector(Connector):
     """Connector that transforms each leaf of a Dict or Tuple separately, and does not change action masks."""
 
+    keeps_entries = True
+
     _leaves: Any = None
     """Transforms of the leaves after `bind`, in a tree like the space."""
 
@@ -306,7 +323,7 @@ class ObsPipeline:
                 raise ValueError("an ObsPipeline with connectors needs the observation_space they work on")
             before = self.observation_space
             self.observation_space = connector.bind(before)
-            is_users = not type(connector).__module__.startswith("lockstep.")
+            is_users = not type(connector.unwrapped).__module__.startswith("lockstep.")
             self._spaces.append((before, self.observation_space) if is_users else None)
             if is_users:
                 self._check_output(connector, before, self.observation_space)
@@ -332,7 +349,7 @@ class ObsPipeline:
         expected = _forms(allocate(output_space, 2))
         if actual != expected:
             raise ValueError(
-                f"{type(connector).__name__} gives {actual} for two rows of {input_space}, and its output_space says "
+                f"{connector.class_name} gives {actual} for two rows of {input_space}, and its output_space says "
                 f"{expected} ({output_space}); override output_space(input_space), keys of a Dict in its order"
             )
 
@@ -361,7 +378,7 @@ class ObsPipeline:
         actual = {_leading(leaf, space) for leaf, space in _with_spaces(after, output_space)}
         if actual != expected:
             raise ValueError(
-                f"{type(connector).__name__} gives {_forms(after)} for {_forms(before)}, and its output_space is "
+                f"{connector.class_name} gives {_forms(after)} for {_forms(before)}, and its output_space is "
                 f"{output_space}; a connector gives the same shapes in every call, and as many rows as it gets"
             )
 
@@ -441,7 +458,7 @@ class ObsPipeline:
 
     def get_state(self) -> dict[str, Any]:
         """Return the state of each connector by its position and class name."""
-        return {f"{i}_{type(c).__name__}": c.get_state() for i, c in enumerate(self.connectors)}
+        return {f"{i}_{c.class_name}": c.get_state() for i, c in enumerate(self.connectors)}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the state that `get_state` returned.

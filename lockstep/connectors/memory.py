@@ -69,6 +69,8 @@ class FrameStack(RowMemory):
         ValueError: The observations are neither a Box nor a Dict with one.
     """
 
+    keeps_entries = True
+
     def __init__(self, num_frames: int = 4) -> None:
         self.num_frames = check_whole("num_frames", num_frames, 1)
         self._begins: list[int] = []
@@ -219,6 +221,7 @@ def _channel_axis(space: Space[Any]) -> int | None:
 class _AddedVector(RowMemory):
     """Connector that adds a vector from its memory to the observation, under a key of its own."""
 
+    keeps_entries = True
     key: str
     """Key of the vector in the observation."""
     _size: int
@@ -264,6 +267,7 @@ class PreviousActions(_AddedVector):
     """
 
     key = "previous_actions"
+    added_entries = (key,)
 
     def __init__(self, action_space: Space[Any]) -> None:
         self._flat = FlattenObs()
@@ -300,6 +304,7 @@ class PreviousRewards(_AddedVector):
     """
 
     key = "previous_rewards"
+    added_entries = (key,)
     _size = 1
     _is_known = True
     """Whether the rewards of the last step were passed."""

@@ -455,10 +455,10 @@ class ModuleConnectors:
     @property
     def acting_names(self) -> tuple[str, ...]:
         """Class names of the connectors that acting needs: those of observations and of actions."""
-        acting = [*self.recorded.connectors, *self.obs.connectors]
+        names = [connector.class_name for connector in (*self.recorded.connectors, *self.obs.connectors)]
         if self.actions is not None:
-            acting += self.actions.connectors
-        return tuple(type(connector).__name__ for connector in acting)
+            names += [type(connector).__name__ for connector in self.actions.connectors]
+        return tuple(names)
 
     @property
     def num_frames(self) -> int:

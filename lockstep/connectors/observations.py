@@ -242,6 +242,8 @@ class FlattenObs(OneHot):
         ValueError: In `bind`, for observations with an action mask or another space.
     """
 
+    keeps_entries = False
+
     def leaf(self, space: Space[Any]) -> tuple[Space[Any], Leaf]:
         if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
             return super().leaf(space)

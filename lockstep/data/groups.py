@@ -170,15 +170,23 @@ class PartView:
             ) from error
 
 
-def needed_paths(space: Space[Any], groups: Groups, part: str = POLICY) -> tuple[Path, ...] | None:
+def needed_paths(
+    space: Space[Any], groups: Groups, part: str = POLICY, *, added: Sequence[str] = ()
+) -> tuple[Path, ...] | None:
     """Return the paths of the entries of a space that a part needs, with the action mask. None stands for all.
 
     All entries are needed if the part has no group, and if the space lacks one of its keys: then a connector makes the
     entry, of entries that only the connector knows.
+
+    Args:
+        space: Space of the observations.
+        groups: Groups of all parts.
+        part: Name of the part.
+        added: Keys that connectors add without reading other entries, see `Connector.added_entries`.
     """
-    keys = groups.get(part)
-    if keys is None or not isinstance(space, spaces.Dict):
+    if part not in groups or not isinstance(space, spaces.Dict):
         return None
+    keys = [key for key in groups[part] if key not in added]
     paths = dict(_paths(space, ()))
     if not paths.keys() >= set(keys):
         return None

@@ -19,7 +19,7 @@ from lockstep.connectors.acting import ActingObservations
 from lockstep.data import SampleBatch
 from lockstep.data.actions import ActionForm, describe_actions, single_action
 from lockstep.data.columns import Columns
-from lockstep.data.groups import OWN_OBS, POLICY, central_groups, split_state
+from lockstep.data.groups import central_groups, has_state, split_state
 from lockstep.data.trees import Tree, map_tree
 from lockstep.data.values import checked_array
 from lockstep.learner.learner import STEPS_SAMPLED
@@ -134,20 +134,18 @@ class ActingPolicy:
     def _make_observations(self) -> ActingObservations:
         """Return the way of observations to the network, which uses only what the policy sees."""
         groups = self.module.observation_groups
-        is_bare = False
-        is_old = self.module.critic_space is not None
-        if self.config.multi_agent.centralized_critic:
+        has_central_state = bool(self.config.multi_agent.centralized_critic)
+        if has_central_state and not groups:
+            # A network of version 0.2, which has a space of the state in place of groups.
             own_space, _ = split_state(self.observation_space)
-            groups = groups or central_groups(own_space)
-            # A policy that sees the state, which its group may say, has to be given it.
-            is_bare = not isinstance(own_space, spaces.Dict) and tuple(groups[POLICY]) == (OWN_OBS,)
+            groups = central_groups(own_space)
         return ActingObservations(
             groups,
-            self.observation_space,
-            self.stored_observation_space,
+            self.recorded,
             self.connectors.obs,
-            is_bare=is_bare,
-            network_is_bare=is_old and is_bare,
+            self.observation_space,
+            has_central_state=has_central_state,
+            is_old=self.module.critic_space is not None,
             has_other_memory=self.is_stateful,
         )
 
@@ -501,6 +499,7 @@ class ActingPolicy:
 
     def check_spaces(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         """Raise `ValueError` unless an environment has the spaces of the policy."""
+        self._check_central_state(observation_space)
         for name, space, other in (
             ("observation", self.observation_space, observation_space),
             ("action", self.action_space, action_space),
@@ -510,6 +509,24 @@ class ActingPolicy:
                     f"the policy's {name} space is {space}, the environment's is {other}; use the environment that the "
                     "policy was made for"
                 )
+
+    def _check_central_state(self, observation_space: spaces.Space[Any]) -> None:
+        """Raise `ValueError` if an environment has another central state than the policy was made for, and only that.
+
+        With `centralized_critic=True` an environment without a state, such as one of evaluation, offers the
+        observations of all agents in its place.
+        """
+        if not has_state(self.observation_space) or not has_state(observation_space):
+            return
+        own_space, state_space = split_state(self.observation_space)
+        other_own_space, other_state_space = split_state(observation_space)
+        if own_space == other_own_space and state_space != other_state_space:
+            raise ValueError(
+                f"the central state of this environment is {other_state_space}, and the policy was made for "
+                f"{state_space}. multi_agent.centralized_critic=True takes state() where an environment has it, and "
+                "else the observations of all agents: give all environments, those of evaluation too, the same "
+                "state(), or set centralized_critic='observations'"
+            )
 
     # -- data for the learner ---
 

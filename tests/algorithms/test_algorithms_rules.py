@@ -104,7 +104,6 @@ CASES: list[tuple[str, str, Settings, str]] = [
     ("ppo", "training.symmetry", SYMMETRIC, "symmetric=True, which needs the mirror image"),
     ("dqn", "training.symmetry", MIRROR, "is not allowed for dqn"),
     ("ppo", "training.symmetry", MIRROR | MEMORY, "does not go with rl_module.model_config.recurrent"),
-    ("ppo", "training.symmetry", MIRROR | CRITIC, "does not go with multi_agent.centralized_critic"),
     (
         "ppo",
         "training.symmetry_loss_coeff",

@@ -47,6 +47,18 @@ def offline(size=None):
     return config.evaluation(evaluation_interval=0).reporting(total_steps=30, steps_per_epoch=10)
 
 
+def test_the_plan_says_what_each_part_of_a_network_sees():
+    config = PPOConfig().environment("lockstep/PrivilegedProbe-v0").reporting(total_steps=64)
+    config.rl_module(observation_groups={"policy": ["proprio"], "critic": ["proprio", "load"]})
+    facts = Plan(config.build_trainer(), config).facts([])
+    assert facts["observations"] == "policy sees proprio, critic sees proprio, load"
+    assert "observations" not in Plan(ppo().build_trainer(), ppo()).facts([])
+
+    central = game_config(CountingGame, multi_agent={"centralized_critic": "observations"})
+    seen = Plan(central.build_trainer(), central).facts([])["observations"]
+    assert "policy sees obs, critic sees state, obs" in seen
+
+
 def announced_and_made(config):
     """The number of gradient steps that the plan says, and the number that the run makes; the text."""
     trainer = config.build_trainer()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from algorithm_cases import ALGORITHM_CASES, OFF_POLICY, WITH_ATOMS, class_of, takes
+from tensor_trees import PendulumWithMore
 from trained_weights import difference, steps, weights
 
 from lockstep import get_config
@@ -143,6 +144,18 @@ def test_a_normalised_run_is_resumed_bit_for_bit(name, tmp_path):
     again.restore_from_path(tmp_path / "half")
     steps(again, 7)
     assert difference(one, again) == 0.0
+
+
+def test_groups_in_a_graph_learn_what_they_learn_in_single_launches(monkeypatch):
+    def trained() -> Any:
+        config = config_of("sac").environment(PendulumWithMore(256, "cuda", seed=1))
+        config.rl_module(observation_groups={"policy": ["direction"], "critic": ["speed", "direction"]})
+        return steps(config.build_trainer(), 14)
+
+    graphed = trained()
+    assert all(graphs(graphed))
+    monkeypatch.setattr("lockstep.ops.graphs.EAGER_CALLS", 10**9)
+    assert difference(graphed, trained()) == 0.0
 
 
 @pytest.mark.parametrize("name", NAMES)

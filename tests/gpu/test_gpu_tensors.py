@@ -9,7 +9,7 @@ import pytest
 import torch
 from algorithm_cases import OFF_POLICY, class_of
 from mirror_parts import swing
-from tensor_trees import TreeCartPole
+from tensor_trees import PendulumWithMore, TreeCartPole
 from trained_weights import difference, steps, weights
 
 from lockstep import PPOConfig
@@ -62,6 +62,19 @@ def test_a_graph_learns_from_a_tree_what_it_learns_from_one_tensor():
         trainers.append(steps(config.build_trainer(), 6))
         assert trainers[-1].policy.learner_group.learner.device_update._captured.is_graph
     assert difference(*trainers) == 0.0
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_groups_in_a_graph_learn_what_they_learn_in_single_launches(normalize, monkeypatch):
+    def trained() -> Any:
+        config = config_of().environment(PendulumWithMore(256, "cuda", seed=1), normalize_observations=normalize)
+        config.rl_module(observation_groups={"policy": ["direction"], "critic": ["speed", "direction"]})
+        return steps(config.build_trainer(), 6)
+
+    graphed = trained()
+    assert graphed.policy.learner_group.learner.device_update._captured.is_graph
+    monkeypatch.setattr("lockstep.ops.graphs.EAGER_CALLS", 10**9)
+    assert difference(graphed, trained()) == 0.0
 
 
 def test_trees_are_normalised_in_a_graph_as_in_single_launches(monkeypatch):

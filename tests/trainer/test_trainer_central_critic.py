@@ -8,11 +8,24 @@ from gymnasium import spaces
 from parts import one_in
 from trainer_tools import learned
 
-from lockstep import A2CConfig, APPOConfig, DQNConfig, IMPALAConfig, MultiAgentCollector, Policy, PPOConfig
-from lockstep.data import SingleAgentEpisode
-from lockstep.data.groups import with_state
+from lockstep import (
+    A2CConfig,
+    APPOConfig,
+    DQNConfig,
+    IMPALAConfig,
+    IQLConfig,
+    MultiAgentCollector,
+    Policy,
+    PPOConfig,
+    SACConfig,
+)
+from lockstep.connectors import FlattenObs, FrameStack, NormalizeObs, PreviousActions
+from lockstep.data import MultiAgentBatch, SingleAgentEpisode
+from lockstep.data.groups import split_state, with_state
 from lockstep.data.trajectories import trajectories_from_episodes
+from lockstep.data.trees import map_tree
 from lockstep.envs.multi_agent import make_adapter
+from lockstep.export import load_export
 from lockstep.trainer import restore_trainer, save_trainer
 
 
@@ -192,6 +205,72 @@ def test_each_actor_critic_learns_with_it_and_a_run_goes_on_bit_by_bit(algorithm
     assert policy.compute_actions(obs) == first.policy.compute_actions(obs)
 
 
+class HiddenDictGame(HiddenGame):
+    """As `HiddenGame`, with observations in a Dict."""
+
+    def observation_space(self, agent):
+        return spaces.Dict({"time": spaces.Box(0.0, 100.0, (1,)), "seen": spaces.Discrete(3)})
+
+    def _obs(self):
+        return {agent: {"time": obs[:1], "seen": int(obs[1])} for agent, obs in super()._obs().items()}
+
+
+def flat(observation_space, action_space):
+    assert observation_space == HiddenDictGame().observation_space("x")  # the agent's, without the state
+    return FlattenObs()
+
+
+def previous(observation_space, action_space):
+    return PreviousActions(action_space)
+
+
+def previous_flat(observation_space, action_space):
+    return [PreviousActions(action_space), FlattenObs()]
+
+
+def stacked_normalized(observation_space, action_space):
+    return [FrameStack(2), NormalizeObs()]
+
+
+@pytest.mark.parametrize(
+    ("env", "connectors"),
+    [
+        (HiddenDictGame, flat),
+        (HiddenGame, previous),
+        (HiddenDictGame, previous),
+        (HiddenGame, previous_flat),
+        (HiddenGame, stacked_normalized),
+    ],
+)
+def test_connectors_transform_own_observations_and_leave_the_state_alone(env, connectors, folder):
+    def config(centralized_critic):
+        made = shared_config(env, steps=128, centralized_critic=centralized_critic)
+        return made.reporting(steps_per_epoch=64).env_runners(env_to_module_connector=connectors)
+
+    whole, trainer, resumed = (config("state").build_trainer() for _ in range(3))
+    whole.run()
+    next(trainer)
+    restore_trainer(resumed, save_trainer(trainer, folder / "checkpoint"))
+    resumed.run()
+    assert learned(resumed) == learned(whole)
+
+    policy = whole.policy
+    module = policy.acting["main"].module
+    own, state = split_state(module.observation_space)
+    assert own == config(False).build_policy().acting["main"].module.observation_space
+    assert state == spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    assert "state" not in module.observation_groups["policy"]
+    assert "state" in module.observation_groups["critic"]
+
+    obs = env().reset(seed=0)[0]
+    actions = policy.compute_actions(obs)
+    assert set(actions) == {"x", "y"}
+    assert Policy.from_checkpoint(policy.save_to_path(folder / "policy")).compute_actions(obs) == actions
+    policy.export(folder / "export")
+    exported = load_export(folder / "export" / "main")
+    assert not [entry for entry in exported.card["observation"] if "state" in entry["name"]]
+
+
 def test_modules_of_their_own_and_new_ones_have_a_central_critic_too():
     config = game_config(HiddenGame, multi_agent={"centralized_critic": True})
     trainer = config.build_trainer()
@@ -261,6 +340,119 @@ def test_a_state_that_the_environment_does_not_have_is_refused():
         shared_config(CopyGame, centralized_critic="state").build_trainer()
     with pytest.raises(ValueError, match="centralized_critic='all'"):
         shared_config(CopyGame, centralized_critic="all").validate()
+
+
+class HiddenGameWithoutState(HiddenGame):
+    @property
+    def state(self):
+        raise AttributeError("state")
+
+
+def hidden_game(has_state=True):
+    return HiddenGame() if has_state else HiddenGameWithoutState()
+
+
+@pytest.mark.parametrize(
+    ("central", "words"),
+    [(True, "central state of this environment is .* the policy was made for"), ("state", r"has no state\(\)")],
+)
+def test_an_evaluation_environment_with_another_state_is_refused_by_name(central, words):
+    config = shared_config(hidden_game, centralized_critic=central).evaluation(evaluation_interval=1)
+    config.evaluation(evaluation_config={"environment.env_config": {"has_state": False}})
+    with pytest.raises(ValueError, match=words):
+        config.build_trainer()
+
+
+class MaskedGame(HiddenGame):
+    """As `HiddenGame`, with an action mask that allows one of two actions, another one in each step."""
+
+    def observation_space(self, agent):
+        return spaces.Dict({"seen": spaces.Box(0.0, 100.0, (2,)), "action_mask": spaces.MultiBinary(2)})
+
+    def _obs(self):
+        self.allowed = self.t % 2
+        mask = np.eye(2, dtype=np.int8)[self.allowed]
+        return {agent: {"seen": obs, "action_mask": mask} for agent, obs in super()._obs().items()}
+
+    def step(self, actions):
+        assert set(actions.values()) == {self.allowed}
+        return super().step(actions)
+
+
+def masked_game():
+    return MaskedGame(length=3)
+
+
+@pytest.mark.parametrize("central", ["state", "observations"])
+@pytest.mark.parametrize("algorithm", [PPOConfig, SACConfig])
+def test_an_action_mask_reaches_the_policy_next_to_a_central_state(algorithm, central, folder):
+    config = shared_config(masked_game, algorithm, steps=96, centralized_critic=central)
+    if algorithm is SACConfig:
+        config.replay(learning_starts=32, update_per_step=0.1).training(train_batch_size=8)
+    trainer = config.build_trainer()
+    trainer.run()
+    policy = trainer.policy
+    module = policy.acting["main"].module
+    assert module.observation_groups == {"policy": ("seen",), "critic": ("state", "seen")}
+    size = 3 if central == "state" else 2 * 2  # without the masks of both agents
+    assert module.observation_space["state"].shape == (size,)
+    loaded = Policy.from_checkpoint(policy.save_to_path(folder / "policy"))
+    for allowed in (0, 1):
+        mask = np.eye(2, dtype=np.int8)[allowed]
+        obs = {agent: {"seen": np.zeros(2, np.float32), "action_mask": mask} for agent in "xy"}
+        assert policy.compute_actions(obs, explore=True) == dict.fromkeys("xy", allowed)
+        assert loaded.compute_actions(obs) == dict.fromkeys("xy", allowed)
+
+
+def test_recorded_rows_of_agents_with_a_central_state_are_learned_from_offline():
+    config = shared_config(HiddenGame, SACConfig, steps=64, centralized_critic="state")
+    recorder = config.replay(learning_starts=10**6).build_trainer()
+    recorder.run()
+    rows = recorder.train_collector.buffer.buffers["main"].to_batch()
+    assert set(rows["obs"]) == set(rows["new_obs"]) == {"obs", "state"}
+    assert set(rows["obs"]["state"][:, 0]) == {0.0, 1.0}
+
+    offline = IQLConfig().multi_agent(policies=["main"], policy_mapping_fn=main, centralized_critic="state")
+    offline.environment(HiddenGame).rl_module(model_config={"hiddens": (8,), "critic_hiddens": (8,)})
+    group = offline.build_learner_group()
+    module = group.learner.module["main"]
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    for _ in range(3):
+        group.update_from_batch(MultiAgentBatch({"main": rows}, env_steps=len(rows)))
+    for name, tensor in module.state_dict().items():
+        assert not torch.equal(tensor, before[name]) or name.endswith("bias"), name
+    values = [
+        module.compute_values({"obs": with_state(torch.zeros(1, 2), torch.tensor([[bit, 0.0, 7.0]]))}).item()
+        for bit in (0.0, 1.0)
+    ]
+    assert values[0] != values[1]
+
+
+def mirrored_with_state(obs, actions):
+    """The mirror of an agent's observation, of the central state and of two choices."""
+    return {"obs": obs["obs"].flip(-1), "state": -obs["state"]}, 1 - actions
+
+
+@pytest.mark.parametrize("is_symmetric", [False, True])
+def test_a_symmetry_mirrors_the_central_state_too(is_symmetric):
+    config = shared_config(HiddenGame, centralized_critic="state").training(symmetry=mirrored_with_state)
+    trainer = config.rl_module(model_config={"symmetric": is_symmetric}).build_trainer()
+    trainer.run()
+    policy = trainer.policy
+    obs = {"obs": np.random.default_rng(0).random((4, 2), np.float32), "state": np.ones((4, 3), np.float32)}
+    mirrored = {"obs": obs["obs"][:, ::-1].copy(), "state": -obs["state"]}
+    if is_symmetric:
+        part = policy.acting["main"]
+        logits = [
+            part.module.forward_inference({"obs": part.observations(map_tree(torch.from_numpy, rows))})
+            for rows in (obs, mirrored)
+        ]
+        first, second = (output["action_dist_inputs"] for output in logits)
+        torch.testing.assert_close(first, second.flip(-1), rtol=0, atol=1e-6)
+        assert set(policy.compute_actions({"x": obs["obs"][0]})) == {"x"}
+    else:
+        columns = policy.learner_group.learner.connectors["main"].images({"obs": obs, "actions": np.zeros(4, np.int64)})
+        np.testing.assert_array_equal(columns["mirrored_obs"]["state"], mirrored["state"])
 
 
 def test_episodes_without_what_the_critic_sees_are_refused():

@@ -235,6 +235,48 @@ def test_replay_keeps_all_entries(options):
     assert set(batch["obs"]) == {"proprio", "heights", "sensors"}
 
 
+def test_each_entry_is_normalised_by_its_own_statistics():
+    trainer = robot_config("ppo").environment(normalize_observations=True).build_trainer()
+    trainer.run()
+    (normalize,) = trainer.policy.connectors.obs.connectors
+    shapes = [moments.shape for moments in normalize.moments]
+    assert shapes == [(4,), (3,), (2,), (2,)]
+    assert [moments.count for moments in normalize.moments] == [96] * 4
+    means = np.concatenate([moments.mean for moments in normalize.moments])
+    assert len(set(means)) == 11
+
+
+@pytest.mark.parametrize("algorithm", ["sac", "dqn"])
+def test_goals_in_hindsight_are_learned_by_parts_that_see_them(algorithm):
+    groups = {"policy": ["observation", "desired_goal"]}
+    if algorithm == "sac":
+        groups["critic"] = ["desired_goal", "observation"]
+    config = get_config(algorithm).environment("lockstep/BitFlipping-v0", env_config={"num_bits": 3})
+    config.rl_module(observation_groups=groups, model_config={"hiddens": (8,), "critic_hiddens": (8,)})
+    config.env_runners(num_envs_per_env_runner=2).replay(her=True, learning_starts=32, update_per_step=0.25)
+    config.training(train_batch_size=16).reporting(total_steps=128).evaluation(evaluation_interval=0)
+    trainer = config.build_trainer()
+    trainer.run()
+    assert trainer.gradient_step > 0
+    assert set(trainer.buffer.to_batch()["obs"]) == {"observation", "achieved_goal", "desired_goal"}
+    seen = {name: np.zeros((4, 3), np.int8) for name in ("observation", "desired_goal")}
+    assert trainer.policy.compute_actions(seen).shape == (4,)
+
+
+@pytest.mark.parametrize("algorithm", [name for name in WITH_CRITIC if get_config(name).is_offline])
+def test_recorded_data_are_learned_from_by_groups(algorithm):
+    recorder = robot_config("sac").replay(learning_starts=10**6).build_trainer()
+    recorder.run()
+    config = robot_config(algorithm).offline_data(input_=recorder.buffer.to_batch()).training(train_batch_size=16)
+    trainer = config.environment(Robot).reporting(total_steps=8, steps_per_epoch=4).build_trainer()
+    before = {name: tensor.clone() for name, tensor in trainer.policy.module.state_dict().items()}
+    trainer.run()
+    after = trainer.policy.module.state_dict()
+    assert all(not torch.equal(tensor, before[name]) for name, tensor in after.items() if name.endswith("weight"))
+    seen = {"proprio": rows(4)["proprio"], "sensors": {"left": rows(4)["sensors"]["left"]}}
+    assert trainer.policy.compute_actions(seen).shape == (4, 2)
+
+
 def test_an_intrinsic_reward_sees_its_group():
     config = robot_config("ppo", {**GROUPS, "intrinsic": ["heights"]}).training(intrinsic_reward="rnd")
     learner = config.build_learner()

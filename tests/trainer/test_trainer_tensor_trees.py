@@ -9,7 +9,7 @@ import pytest
 import torch
 from host_waits import NoWaits
 from parts import fast_if
-from tensor_trees import MaskedSteps, TreeCartPole, TreePendulum, flat_of
+from tensor_trees import MaskedSteps, PendulumWithMore, TreeCartPole, TreePendulum, flat_of
 from trained_weights import difference, steps
 
 from lockstep import get_config
@@ -95,6 +95,50 @@ def test_a_resumed_run_with_trees_has_the_bits_of_one_that_never_stopped(case, t
     assert difference(whole, again) == 0.0
     if isinstance(whole.buffer, TensorReplay):
         assert all(map(torch.equal, leaves(whole.buffer.columns), leaves(again.buffer.columns)))
+
+
+EACH_GROUP_CASE = pytest.mark.parametrize(
+    ("name", "options"),
+    [("ppo", {}), ("ppo", {"normalize_observations": True}), ("sac", {}), ("sac", {"n_step": 3, **BY_PRIORITY})],
+)
+ALL_OF_PENDULUM = ["direction", "speed"]
+
+
+@EACH_GROUP_CASE
+def test_an_entry_that_no_group_has_changes_no_bit_on_tensors(name, options):
+    """It is stored with the others."""
+    flat = steps(config_of(name, Pendulum, **options).build_trainer(), 8)
+    config = config_of(name, PendulumWithMore, **options)
+    config.rl_module(observation_groups={"policy": ALL_OF_PENDULUM, "critic": ALL_OF_PENDULUM})
+    tree = steps(config.build_trainer(), 8)
+    assert type(tree.train_collector) is TensorCollector
+    assert difference(flat, tree) == 0.0
+    stored = tree.buffer.columns["obs"] if name == "sac" else tree.buffer.obs
+    assert set(stored) == {"a number", *ALL_OF_PENDULUM}
+
+
+@EACH_GROUP_CASE
+def test_groups_on_tensors_select_what_they_select_on_the_host(name, options):
+    """The networks' outputs for stored observations, of which acting has the policy's entries only."""
+    config = config_of(name, PendulumWithMore, **options)
+    config.rl_module(observation_groups={"policy": ["direction"], "critic": ["speed", "direction"]})
+    trainer = steps(config.build_trainer(), 5)
+    policy = trainer.policy
+    part = policy.acting["default_policy"]
+    stored = trainer.buffer.columns["obs"] if name == "sac" else trainer.buffer.obs
+    rows = map_tree(lambda leaf: leaf.flatten(0, 1)[:20], stored)
+
+    network_obs = policy.learner_group.learner.connectors["default_policy"].obs(rows)
+    seen = {name: leaf for name, leaf in network_obs.items() if name != "a number"}
+    view = part.module.view_of("critic")(network_obs)
+    assert list(view) == ["speed", "direction"]
+    assert all(torch.equal(view[name], seen[name]) for name in view)
+    expected = part.module.forward_inference({"obs": network_obs})["action_dist_inputs"]
+    found = part.module.forward_inference({"obs": part.observations({"direction": rows["direction"]})})
+    assert torch.equal(found["action_dist_inputs"], expected)
+    on_host = policy.compute_actions({"direction": rows["direction"].numpy()})
+    all_entries = policy.compute_actions(map_tree(lambda leaf: leaf.numpy(), rows))
+    assert np.array_equal(on_host, all_entries)
 
 
 @pytest.mark.parametrize("name", FORMS)
