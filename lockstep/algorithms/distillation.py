@@ -7,8 +7,10 @@ learning and structured prediction to no-regret online learning", https://arxiv.
 Rusu et al. 2016 (https://arxiv.org/abs/1511.06295) distil policies with the KL divergence. The teacher may see entries
 of the observation that the student does not see (`observation_groups`, part "teacher").
 
-Differences from algorithm 3.1 of Ross et al.: the student learns from its latest rollout only, not from the union of
-all rollouts, and it always acts itself (their beta_i is 0), as in rsl_rl.
+With `teacher_share` (their beta_i) the teacher takes some of the actions, drawn for each step.
+
+Difference from algorithm 3.1 of Ross et al.: the student learns from its latest rollout only, not from the union of all
+rollouts, as in rsl_rl.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 from torch import Tensor
 
 from lockstep.builder.algorithm_config import AlgorithmConfig
+from lockstep.config.base import Spaces
 from lockstep.config.rules import Rule
 from lockstep.data.columns import Columns
 from lockstep.data.groups import POLICY, TEACHER
@@ -30,14 +33,16 @@ from lockstep.learner.learner import Learner, Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultPolicyModule
 from lockstep.ops.losses import imitation_loss
+from lockstep.options.checks import is_number
 from lockstep.options.schedules import ScheduleLike
 from lockstep.options.section import ConfigT, option
+from lockstep.policy.acting import ActingPolicy
 from lockstep.policy.policy import Policy
-from lockstep.policy.teacher import Teacher, sole_part
+from lockstep.policy.teacher import Teacher, TeacherShare, sole_part
 
 if TYPE_CHECKING:
     from lockstep.algorithms.families.typed import DistillationOptions
-    from lockstep.rollout import CollectorLike
+    from lockstep.rollout import CollectorLike, EnvRunner
 
 TEACHER_ACTIONS = "teacher_actions"
 """Column of the teacher's most likely actions, in the form that the student learns from."""
@@ -59,8 +64,9 @@ class DistillationTraining(TrainingSection[ConfigT]):
     """Loss: the negative log-probability of the teacher's most likely actions ("nll"), for a Box their squared distance
     from the student's most likely actions ("mse"), or the divergence KL(teacher || student) of both distributions
     ("kl")."""
-    teacher_share: float = option(0.0, ge=0, le=1)
-    """Share of the steps in which the teacher acts instead of the student. Only 0 is possible at present."""
+    teacher_share: ScheduleLike = option(0.0, ge=0, le=1)
+    """Probability that the teacher takes an action in the place of the student while collecting: a number, or a
+    schedule over sampled steps (beta of DAgger)."""
 
     def __call__(self, **options: Unpack[DistillationOptions]) -> ConfigT:
         return self.change(options)
@@ -149,11 +155,6 @@ class DistillationConfig(AlgorithmConfig):
     training: DistillationTraining[Self]
     rules = (
         Rule(
-            "training.teacher_share",
-            lambda config: config.training.teacher_share != 0,
-            "is not possible yet: the student takes all actions itself; leave it out",
-        ),
-        Rule(
             "environment.frame_stack",
             lambda config: config.environment.frame_stack > 1,
             "is not allowed for distillation: the teacher labels single observations. Give the student a memory, "
@@ -168,11 +169,42 @@ class DistillationConfig(AlgorithmConfig):
             ValueError: There is no teacher, or it does not fit the student and the environment.
         """
         policy = policy or self.build_policy()
-        student = sole_part("the student", policy)
-        Teacher(
+        teacher = self._teacher_of(sole_part("the student", policy))
+        collector: Any = super().build_collector(policy)
+        if self._teacher_acts and not collector.in_runners:
+            collector.set_guide(TeacherShare(teacher, self.training.teacher_share, policy))
+        built: CollectorLike = collector
+        return built
+
+    def build_env_runner(
+        self,
+        spaces: Spaces,
+        with_logp: bool = False,
+        evaluates: bool = False,
+        *,
+        index: int = 0,
+        num_runners: int = 1,
+        generation: int = 0,
+    ) -> EnvRunner:
+        """Build one env runner; in training the teacher takes its share of the runner's actions."""
+        runner = super().build_env_runner(
+            spaces, with_logp, evaluates, index=index, num_runners=num_runners, generation=generation
+        )
+        if self._teacher_acts and not evaluates:
+            student: Any = runner.policy
+            runner.collector.set_guide(TeacherShare(self._teacher_of(student), self.training.teacher_share, student))
+        return runner
+
+    @property
+    def _teacher_acts(self) -> bool:
+        """Whether the teacher takes some of the actions. A schedule may have other values than 0 later."""
+        return not is_number(self.training.teacher_share) or self.training.teacher_share > 0
+
+    def _teacher_of(self, student: ActingPolicy) -> Teacher:
+        """Return the teacher; `ValueError` if there is none, or if it does not fit the student."""
+        return Teacher(
             self.training.teacher,
             student.module,
             student.connectors,
             needs_same_distribution=self.training.loss == "kl",
         )
-        return super().build_collector(policy)

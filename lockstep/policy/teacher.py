@@ -1,4 +1,4 @@
-"""`Teacher`: a policy that labels the observations of another one."""
+"""`Teacher`: a policy that labels the observations of another one, and takes a share of its actions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from lockstep.connectors import ModuleConnectors
 from lockstep.data.columns import Columns
 from lockstep.data.groups import TEACHER, PartView, needed_paths, pruned, pruned_space
 from lockstep.data.trees import Tree, map_tree
+from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.modules import RLModule
+from lockstep.options.schedules import Schedule, ScheduleLike
 from lockstep.policy.acting import ActingPolicy
 from lockstep.policy.files import find_policy
 from lockstep.policy.policy import Policy
@@ -148,6 +150,35 @@ class Teacher:
         if self._student_actions is not None:
             actions = self._student_actions.inverse(actions)
         return self._student_dist.from_env(actions)
+
+
+class TeacherShare:
+    """Guide that takes the teacher's actions, in a share of the steps that a student collects (beta of DAgger).
+
+    Args:
+        teacher: The teacher of the policy that collects.
+        share: Probability that the teacher takes an action: a number, or a schedule over sampled steps.
+        policy: The policy that collects, whose sampled steps the schedule follows.
+    """
+
+    def __init__(self, teacher: Teacher, share: ScheduleLike, policy: Policy | ActingPolicy) -> None:
+        self._teacher = teacher
+        self._share = Schedule(share, "training.teacher_share")
+        self._policy = policy
+
+    def share(self) -> float:
+        """Return the present probability; `ValueError` if a function returned a number that is not one."""
+        step = self._policy.timesteps[STEPS_SAMPLED]
+        share = self._share.at(step)
+        if not 0.0 <= share <= 1.0:
+            raise ValueError(
+                f"training.teacher_share={share!r} at step {step} is not allowed; it must be between 0 and 1"
+            )
+        return share
+
+    def actions(self, obs: Tree) -> np.ndarray:
+        """Return the teacher's most likely actions `[N, ...]` for observations `[N, ...]` that the student stores."""
+        return self._teacher.actions(self._teacher.view(obs))
 
 
 def _check_entries(name: str, needed: Space[Any], given: Space[Any], above: tuple[str, ...]) -> None:

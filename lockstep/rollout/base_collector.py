@@ -16,7 +16,7 @@ from lockstep.envs import VectorBoundary
 from lockstep.envs.multi_agent import AgentEnvs
 from lockstep.options.checks import check_flags, check_functions, check_whole, is_number, no_copies
 from lockstep.rollout.callbacks import EnvironmentCallback, EnvironmentEvents
-from lockstep.rollout.protocols import CollectorTraits, acting_parts
+from lockstep.rollout.protocols import CollectorTraits, Guide, acting_parts
 from lockstep.rollout.stepper import CHUNK, StepMode, Stepper
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.metrics import Metrics
@@ -157,6 +157,17 @@ class BaseCollector(CollectorTraits):
         events = None if dispatcher.is_empty else dispatcher
         self.stepper.set_events(events)
         self.events = events
+
+    def set_guide(self, guide: Guide) -> None:
+        """Let another policy take some of the actions in the place of the collector's policy.
+
+        Args:
+            guide: The other policy, with the probability that it takes an action.
+
+        Raises:
+            ValueError: The environments of several agents, of a device, or of an `AsyncCollector` are stepped.
+        """
+        self.stepper.set_guide(guide)
 
     # -- resets ---
 

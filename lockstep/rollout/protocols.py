@@ -132,6 +132,16 @@ class ActingPart(ActingLike, Protocol):
         """Return the log-probabilities `[N]` of actions `[N, ...]` as learned from, given stored observations."""
 
 
+class Guide(Protocol):
+    """Policy that takes some of the actions of training in the place of the policy that learns."""
+
+    def share(self) -> float:
+        """Return the present probability, 0 to 1, that the guide takes an action."""
+
+    def actions(self, obs: Any) -> np.ndarray:
+        """Return its actions, as the policy learns from them, for stored observations `[N, ...]`."""
+
+
 class CollectorTraits:
     """Default values of the traits by which a trainer treats collectors differently; `CollectorLike` documents them."""
 

@@ -17,7 +17,7 @@ from lockstep.envs.workers import RowStepResult
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.callbacks import EpisodeRecorder
 from lockstep.rollout.errors import first_not_finite, refuse_row
-from lockstep.rollout.protocols import ActingLike, sole_part
+from lockstep.rollout.protocols import ActingLike, Guide, sole_part
 from lockstep.rollout.replay_writer import ReplayWriter
 from lockstep.rollout.vector_stepper import VectorStepper
 from lockstep.state.streams import RandomStreams
@@ -69,6 +69,9 @@ class ReadyStepper(VectorStepper):
         """Unfinished action as the environment takes it, by row; filled only if a callback reads episodes."""
         self._actions: np.ndarray | None = None
         """`[B, ...]` unfinished actions as learned from; None before the first action."""
+
+    def set_guide(self, guide: Guide) -> None:
+        raise ValueError("AsyncCollector lets the policy take all actions; use Collector")
 
     def _store_for(self, buffer: RolloutStore | ReplayBuffer | None, raise_on_nan: bool) -> RolloutStore | None:
         if isinstance(buffer, RolloutStore):

@@ -15,7 +15,7 @@ from lockstep.data.actions import ACTION_MASK, carries_mask, flat_mask, mask_siz
 from lockstep.envs import VectorBoundary
 from lockstep.envs.multi_agent import AgentEnvs
 from lockstep.rollout.callbacks import EnvironmentEvents, Episode
-from lockstep.rollout.protocols import ActingLike
+from lockstep.rollout.protocols import ActingLike, Guide
 from lockstep.rollout.running_episodes import RunningEpisodes
 from lockstep.state.streams import RandomStreams
 from lockstep.tracking.statistics import returns_and_lens
@@ -119,6 +119,13 @@ class Stepper(ABC):
     def set_events(self, events: EnvironmentEvents | None) -> None:
         """Replace the dispatcher to the callbacks that handle events of environments."""
         self.events = events
+
+    def set_guide(self, guide: Guide) -> None:
+        """Let `guide` take some of the actions. Raises `ValueError` if this stepper cannot."""
+        raise ValueError(
+            f"{type(self).__name__} lets the policy take all actions; another policy can take some of them for one "
+            "agent whose environments are stepped together on the host"
+        )
 
     @abstractmethod
     def running_episodes(self) -> Sequence[Episode]:

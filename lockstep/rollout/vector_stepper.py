@@ -19,7 +19,7 @@ from lockstep.replay import ReplayBuffer
 from lockstep.rollout.callbacks import EnvironmentEvents, Episode, EpisodeRecorder
 from lockstep.rollout.carried_state import ExplorationState, RecurrentStates
 from lockstep.rollout.errors import check_finite
-from lockstep.rollout.protocols import ActingLike, ActingPart, sole_part
+from lockstep.rollout.protocols import ActingLike, ActingPart, Guide, sole_part
 from lockstep.rollout.replay_writer import store_for
 from lockstep.rollout.stepper import CHUNK, StepMode, Stepper, masks_in
 from lockstep.state.optional import optional_state
@@ -72,6 +72,8 @@ class VectorStepper(Stepper):
         """Store that steps are written into: the buffer itself, or a `ReplayWriter` in front of a `ReplayBuffer`."""
         self.recorder: EpisodeRecorder | None = None
         """Recorder of whole episodes; None if no callback reads episodes."""
+        self.guide: Guide | None = None
+        """Policy that takes some of the actions; None if `policy` takes all of them."""
 
     @property
     def observation_space(self) -> Any:
@@ -83,6 +85,9 @@ class VectorStepper(Stepper):
         self.recorder = None
         if events is not None and events.needs_episodes:
             self.recorder = EpisodeRecorder(events, self.env)
+
+    def set_guide(self, guide: Guide) -> None:
+        self.guide = guide
 
     def running_episodes(self) -> Sequence[Episode]:
         return [] if self.recorder is None else self.recorder.running()
@@ -206,7 +211,30 @@ class VectorStepper(Stepper):
         if self.exploring is not None:
             act = self.exploring.wrap_act(act)
             step = self.exploring.wrap_step(step)
+        if self.guide is not None:
+            act = self._guided_act(act, self.guide)
         return act, step
+
+    def _guided_act(self, act: Callable[[Any, Any], np.ndarray], guide: Guide) -> Callable[[Any, Any], np.ndarray]:
+        """Return an `act` in which the guide takes each action with the probability of its present share.
+
+        The policy acts for all rows nevertheless: its memory has to follow the observations. Like noise, the decisions
+        are drawn for the environments of all steppers, and sliced.
+        """
+        rng = self.streams.numpy("guide")
+        share = guide.share()
+        if share == 0.0:
+            return act
+
+        def guided(obs: Any, noise: np.ndarray | None) -> np.ndarray:
+            actions = act(obs, noise)
+            is_guided = rng.random(self.num_envs_in_all)[self.rows] < share
+            if is_guided.any():
+                actions = np.array(actions)  # the actor may reuse its memory
+                actions[is_guided] = guide.actions(map_tree(lambda leaf: leaf[is_guided], obs))
+            return actions
+
+        return guided
 
     def _recording_act(self, part: ActingPart, store: RolloutStore) -> Callable[[Any, Any], np.ndarray]:
         """Return an `act` that writes the log-probability of each action into the store, from the next row on.

@@ -19,6 +19,7 @@ from lockstep.cli import main
 from lockstep.connectors import ModuleConnectors
 from lockstep.envs.toys import HistoryProbe
 from lockstep.export import load_export
+from lockstep.learner.learner import STEPS_SAMPLED
 from lockstep.policy.teacher import Teacher
 from lockstep.runs import resume
 from lockstep.trainer import restore_trainer, save_trainer
@@ -197,7 +198,11 @@ def test_a_student_without_memory_cannot_infer_what_its_teacher_sees(teacher):
     assert mean_return(trainer.policy) < 0.75 * mean_return(load_policy(teacher))
 
 
-@pytest.mark.parametrize("changed", [student_config, lambda path: recurrent(student_config(path, loss="kl"))])
+def sharing(path: str) -> Any:
+    return recurrent(student_config(path, teacher_share=[[0, 1.0], [640, 0.2]]))
+
+
+@pytest.mark.parametrize("changed", [student_config, lambda path: recurrent(student_config(path, loss="kl")), sharing])
 def test_a_run_is_resumed_bit_for_bit_with_its_teacher(teacher, changed, tmp_path):
     straight = changed(teacher).build_trainer()
     straight.run()
@@ -251,6 +256,63 @@ def test_a_policy_in_memory_teaches_as_its_file(teacher):
         trainer.run()
         weights.append(trainer.policy.module.get_flat_weights())
     assert (weights[0] == weights[1]).all()
+
+
+# -- the teacher acts in a share of the steps ---
+
+
+def shares_taken(collector: Any, policy: Policy, path: str, steps: int = 1600) -> float:
+    """Return the share of a collect's actions that are the teacher's most likely ones."""
+    teacher = Teacher(path, policy.module, policy.connectors)
+    equal = []
+
+    def compare(step: Any) -> None:
+        labels = teacher.actions(teacher.view(step.acted_on))
+        equal.append(np.isclose(step.actions, labels, rtol=0.0, atol=1e-6).all(-1))
+
+    collector.on_step_hook = compare
+    collector.collect(n_step=steps)
+    return float(np.mean(equal))
+
+
+@pytest.mark.parametrize("changed", [lambda config: config, recurrent])
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_the_teacher_takes_its_share_of_the_actions_of_training(teacher, share, changed):
+    config = changed(student_config(teacher, teacher_share=share))
+    policy = config.build_policy()
+    assert shares_taken(config.build_collector(policy), policy, teacher) == pytest.approx(share, abs=0.04)
+    assert shares_taken(config.build_test_collector(policy), policy, teacher) == 0.0
+
+
+@pytest.mark.parametrize(("step", "share"), [(0, 1.0), (500, 0.5), (1000, 0.0)])
+def test_the_share_of_the_teacher_follows_its_schedule(teacher, step, share):
+    config = student_config(teacher, teacher_share=[[0, 1.0], [1000, 0.0]])
+    policy = config.build_policy()
+    policy.timesteps[STEPS_SAMPLED] = step
+    assert shares_taken(config.build_collector(policy), policy, teacher) == pytest.approx(share, abs=0.04)
+
+
+def test_a_share_that_is_not_a_probability_ends_the_run(teacher):
+    trainer = student_config(teacher, teacher_share=lambda step: 2.0).build_trainer()
+    with pytest.raises(ValueError, match=r"training.teacher_share=2.0 at step 0 is not allowed"):
+        trainer.run()
+
+
+def test_an_env_runner_lets_the_teacher_act_in_training_only(teacher):
+    config = student_config(teacher, teacher_share=1.0)
+    spaces_of_probe = (OBSERVATIONS, ACTIONS)
+    for evaluates, share in ((False, 1.0), (True, 0.0)):
+        runner = config.build_env_runner(spaces_of_probe, evaluates=evaluates)
+        assert shares_taken(runner.collector, runner.policy, teacher, 160) == share
+        runner.close()
+
+
+def test_other_collectors_refuse_to_let_a_teacher_act():
+    policy = game_config().build_policy()
+    collector = game_config().build_collector(policy)
+    with pytest.raises(ValueError, match="AgentStepper lets the policy take all actions"):
+        collector.set_guide(None)
+    collector.close()
 
 
 # -- bad input ---
@@ -307,7 +369,8 @@ def test_mse_of_choices_is_refused():
 @pytest.mark.parametrize(
     ("section", "option", "value", "words"),
     [
-        ("training", "teacher_share", 0.5, "is not possible yet"),
+        ("training", "teacher_share", 1.5, "between 0 and 1"),
+        ("training", "teacher_share", [[0, 1.0], [100, -1.0]], "between 0 and 1"),
         ("training", "loss", "l1", "'mse', 'kl', 'nll'"),
         ("environment", "frame_stack", 2, "the teacher labels single observations"),
     ],
