@@ -133,7 +133,7 @@ class DistillationOptions(TrainingOptions, total=False):
 
     teacher: Any
     loss: Literal["mse", "kl", "nll"]
-    teacher_share: float
+    teacher_share: ScheduleLike
 
 
 class DQNOptions(ActionValueOptions, total=False):
