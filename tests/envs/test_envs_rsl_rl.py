@@ -9,7 +9,7 @@ import pytest
 import torch
 from rsl_robot import LIMIT, NUM_ENVS, OBS_GROUPS, make_robot, make_runner
 
-from lockstep import Policy, PPOConfig
+from lockstep import DistillationConfig, Policy, PPOConfig
 from lockstep.envs import RslRlEnv
 from lockstep.envs.tensor.step_log import MAX_PENDING, StepLog
 from lockstep.ops.device_returns import tensor_gae
@@ -234,3 +234,22 @@ def test_a_policy_is_loaded_without_the_environment_that_brought_its_groups(tmp_
     assert groups_of(loaded) == groups_of(policy)
     obs = {"proprio": np.ones((3, 2), np.float32), "goal": np.ones((3, 1), np.float32)}
     assert np.array_equal(loaded.compute_actions(obs), policy.compute_actions(obs))
+
+
+def test_a_student_of_the_robot_learns_from_a_teacher_that_feels_the_wind():
+    """In rsl_rl's own words: the groups "student" and "teacher" of a TensorDict of observation sets."""
+    teacher = config_of(RslRlEnv(make_robot(), obs_groups={"actor": ALL, "critic": ALL}), 24).build_trainer()
+    next(teacher)
+    env = RslRlEnv(make_robot(), obs_groups={"student": ["proprio", "goal"], "teacher": ALL})
+    config = DistillationConfig().environment(env).debugging(seed=1).evaluation(evaluation_interval=0)
+    config.env_runners(num_envs_per_env_runner=env.num_envs, allow_host=True)
+    config.training(teacher=teacher.policy, loss="mse", lr=1e-2, train_batch_size=24 * NUM_ENVS)
+    config.rl_module(model_config={"hiddens": (32, 32)}).reporting(total_steps=10**6, steps_per_epoch=24 * NUM_ENVS)
+    with pytest.warns(UserWarning, match="host"):
+        trainer = config.build_trainer()
+    assert groups_of(trainer.policy) == {"policy": ("proprio", "goal"), "teacher": ("proprio", "goal", "wind")}
+    losses = []
+    for _ in range(20):
+        next(trainer)
+        losses.append(trainer.policy.last_results["default_policy"]["policy_loss"])
+    assert losses[-1] < 0.2 * losses[0]
