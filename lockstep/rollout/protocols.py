@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from lockstep.connectors import ObsPipeline
+from lockstep.data.trees import Tree
 from lockstep.modules import DEFAULT_MODULE_ID, ActingWeights
 from lockstep.rollout.callbacks import EnvironmentCallback
 from lockstep.state.streams import RandomStreams
@@ -138,7 +139,7 @@ class Guide(Protocol):
     def share(self) -> float:
         """Return the present probability, 0 to 1, that the guide takes an action."""
 
-    def actions(self, obs: Any) -> np.ndarray:
+    def actions(self, obs: Tree) -> np.ndarray:
         """Return its actions, as the policy learns from them, for stored observations `[N, ...]`."""
 
 

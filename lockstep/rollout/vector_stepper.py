@@ -13,7 +13,7 @@ import numpy as np
 from lockstep.connectors import ObsPipeline
 from lockstep.data.actions import random_actions
 from lockstep.data.rollout import RolloutStore
-from lockstep.data.trees import map_tree
+from lockstep.data.trees import Tree, map_tree
 from lockstep.envs import StepResult, VectorBoundary
 from lockstep.replay import ReplayBuffer
 from lockstep.rollout.callbacks import EnvironmentEvents, Episode, EpisodeRecorder
@@ -226,7 +226,7 @@ class VectorStepper(Stepper):
         if share == 0.0:
             return act
 
-        def guided(obs: Any, noise: np.ndarray | None) -> np.ndarray:
+        def guided(obs: Tree, noise: np.ndarray | None) -> np.ndarray:
             actions = act(obs, noise)
             is_guided = rng.random(self.num_envs_in_all)[self.rows] < share
             if is_guided.any():
