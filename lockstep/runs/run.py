@@ -220,7 +220,7 @@ def prepare_run(
             policy starts with. Everything else is new.
         sources: Where the settings come from, in words.
     """
-    config = config_on_ranks(config.with_agents())
+    config = config_on_ranks(config.with_agents().with_groups_of_environment())
     config.validate()
     init_checkpoint = None if init_from is None else find_policy(init_from).absolute()
     reducer = join(config)
@@ -504,7 +504,7 @@ class _Configurations:
         script_objects = tuple(config.script_objects())
         with handed_in(*script_objects):
             before.update_from_dict(saved, trust=trust, file=checkpoint)
-        after = config_on_ranks(config.copy().with_agents())
+        after = config_on_ranks(config.copy().with_agents().with_groups_of_environment())
         if after.framework.compile == "auto":
             # Decided once, when the run began: compiled code has other last bits.
             after.framework.compile = before.framework.compile

@@ -115,8 +115,10 @@ def _environments_in(boundary: object) -> set[int]:
     Args:
         boundary: the attribute `env` of a collector, usually a `VectorBoundary` around a vector environment.
     """
-    inner = (getattr(boundary, "env", None), *getattr(boundary, "envs", ()))
-    return {id(part) for part in (boundary, *inner) if part}
+    tensors = getattr(boundary, "tensors", None)
+    # Two adapters, such as `RslRlEnv`, may be around the same environments of another library.
+    inner = (getattr(boundary, "env", None), *getattr(boundary, "envs", ()), tensors, getattr(tensors, "env", None))
+    return {id(part) for part in (boundary, *inner) if part is not None}
 
 
 def check_discounts(gamma: float, buffer: ReplayBuffer) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from rsl_robot import LIMIT, NUM_ENVS, OBS_GROUPS, make_robot, make_runner
 
+import lockstep
 from lockstep import DistillationConfig, Policy, PPOConfig
 from lockstep.envs import RslRlEnv
 from lockstep.envs.tensor.step_log import MAX_PENDING, StepLog
@@ -253,3 +254,32 @@ def test_a_student_of_the_robot_learns_from_a_teacher_that_feels_the_wind():
         next(trainer)
         losses.append(trainer.policy.last_results["default_policy"]["policy_loss"])
     assert losses[-1] < 0.2 * losses[0]
+
+
+@pytest.mark.long
+def test_a_run_is_resumed_with_the_groups_of_its_environment(tmp_path):
+    """Only the environment has the groups, and the files of the run name them."""
+    config = config_of(RslRlEnv(make_robot(), obs_groups=OBS_GROUPS), 4)
+    config.reporting(total_steps=128, steps_per_epoch=64)
+    result = lockstep.train(config, root=tmp_path)
+    config.environment(RslRlEnv(make_robot(), obs_groups=OBS_GROUPS))
+    longer = lockstep.resume(result.path, config=config, total_steps=256)
+    assert longer.info.train_step == 256
+    assert groups_of(longer.policy) == groups_of(result.policy) == {"policy": ("proprio", "goal"), "critic": tuple(ALL)}
+
+    config.environment(RslRlEnv(make_robot(), obs_groups={"actor": ["proprio"], "critic": ALL}))
+    with pytest.raises(ValueError, match=r"observation_groups.policy.* cannot be changed in a resumed run"):
+        lockstep.resume(result.path, config=config, total_steps=512)
+
+
+def test_evaluation_in_the_robots_of_training_is_refused():
+    """Also with two adapters around the same robots."""
+    robot = make_robot()
+    config = config_of(RslRlEnv(robot, obs_groups=OBS_GROUPS), 4).evaluation(evaluation_interval=1)
+    refused = "test_collector has the environments of train_collector"
+    with pytest.raises(ValueError, match=refused):
+        config.build_trainer()
+    with pytest.raises(ValueError, match=refused):
+        config.evaluation(evaluation_config={"environment.env": RslRlEnv(robot)}).build_trainer()
+    config.evaluation(evaluation_config={"environment.env": RslRlEnv(make_robot())})
+    assert config.build_trainer().test_collector is not None
