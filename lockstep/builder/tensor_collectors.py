@@ -233,8 +233,13 @@ HOST_RULES = (
     ),
     HostRule(
         "rl_module(model_config={'recurrent': ...})",
-        lambda config, part: part.is_stateful,
-        "the states of a network with a memory are stored on the host",
+        lambda config, part: config.is_off_policy and part.is_stateful,
+        "a replay buffer on a device draws rows, and a network with a memory learns from sequences",
+    ),
+    HostRule(
+        "rl_module(rl_module_spec=...)",
+        lambda config, part: part.is_stateful and not part.module.reads_begins,
+        "the network has a memory, and does not reset it within a sequence (the property reads_begins)",
     ),
     HostRule(
         "env_runners(exploration=...)",

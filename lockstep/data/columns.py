@@ -77,6 +77,11 @@ MIRRORED = "mirrored_"
 """Beginning of the names of columns with the mirror images of other columns, such as `"mirrored_obs"`."""
 
 
+BEGINS = "begins"
+"""Column of sequences on a device, bool: whether an episode begins with the row, so that a memory is reset before
+it."""
+
+
 def is_state_column(name: str) -> bool:
     """Return whether `name` is a recurrent state: `state_in`, `state_out`, or one of their numbered parts."""
     # Asked for every column of every batch: one `startswith` rejects nearly all names.

@@ -28,7 +28,16 @@ class TensorRollout(TrainingBuffer):
         rewards: Rewards, float32 `[T, B]`.
         terminateds: Whether the step terminated its episode, bool `[T, B]`.
         cuts: Whether the step ended its episode, terminated or truncated, bool `[T, B]`.
+        starts: Whether the policy's memory was reset before the step, bool `[T, B]`. False for a policy without memory.
+        state_in: State of the policy's memory before the first step, `{name: [B, ...]}`. Empty without memory.
         share: The rows that this rank has of a rollout of several ranks.
+
+    Args:
+        num_steps: Number T of vector steps.
+        first_obs: Observations `[B, ...]` with the shapes and dtypes to store.
+        first_actions: Actions `[B, ...]`, as the policy learns from them.
+        share: The rows of this rank.
+        state: State of the policy's memory, `{name: [B, ...]}`. Defaults to a policy without memory.
 
     Raises:
         ValueError: the device has not enough free memory. The message says how many environments would fit.
@@ -37,17 +46,25 @@ class TensorRollout(TrainingBuffer):
     is_on_device: ClassVar[Literal[True]] = True
     """Whether the columns are tensors on the networks' device; those of `Trajectories` are arrays."""
 
-    def __init__(self, num_steps: int, first_obs: Tree, first_actions: Tensor, share: RowShare = ALL_ROWS) -> None:
+    def __init__(
+        self,
+        num_steps: int,
+        first_obs: Tree,
+        first_actions: Tensor,
+        share: RowShare = ALL_ROWS,
+        state: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.share = share
         self.num_steps = num_steps
         self.num_envs = num_items(first_obs)
         self.device: torch.device = first_actions.device
 
-        flags_and_reward = 6  # one float32, two bools
+        flags_and_reward = 7  # one float32, three bools
         bytes_per_obs = sum(leaf[0].nbytes for leaf in leaves(first_obs))
         bytes_per_step = 2 * bytes_per_obs + first_actions[0].nbytes + flags_and_reward
+        bytes_per_env = num_steps * bytes_per_step + sum(leaf[0].nbytes for leaf in (state or {}).values())
         advice = "take fewer, or shorter rollouts (env_runners(rollout_fragment_length=...))"
-        check_room(self.device, num_steps * bytes_per_step, self.num_envs, "environments", advice)
+        check_room(self.device, bytes_per_env, self.num_envs, "environments", advice)
 
         self.obs = map_tree(self._column, first_obs)
         self.next_obs = map_tree(self._column, first_obs)
@@ -55,6 +72,8 @@ class TensorRollout(TrainingBuffer):
         self.rewards = torch.zeros(num_steps, self.num_envs, device=self.device)
         self.terminateds = torch.zeros(num_steps, self.num_envs, dtype=torch.bool, device=self.device)
         self.cuts = torch.zeros_like(self.terminateds)
+        self.starts = torch.zeros_like(self.terminateds)
+        self.state_in = {name: torch.zeros_like(leaf) for name, leaf in (state or {}).items()}
 
         self.size = 0
         """Number of vector steps to learn from: `num_steps` after a collect, else 0."""
@@ -75,7 +94,8 @@ class TensorRollout(TrainingBuffer):
 
     @property
     def num_bytes(self) -> int:
-        columns = (self.obs, self.next_obs, self.actions, self.rewards, self.terminateds, self.cuts)
+        flags = (self.terminateds, self.cuts, self.starts)
+        columns = (self.obs, self.next_obs, self.actions, self.rewards, flags, self.state_in)
         return sum(leaf.nbytes for leaf in leaves(columns))
 
     def begin_collect(self, weights_seq_no: int) -> None:
@@ -85,6 +105,15 @@ class TensorRollout(TrainingBuffer):
     def begin_step(self, t: int, obs: Tree) -> None:
         """Write the observations `[B, ...]` on which vector step `t` acts."""
         copy_into(rows_of(self.obs, t), obs)
+
+    def write_memory(self, t: int, state: Mapping[str, Tensor], starts: Tensor) -> None:
+        """Write the policy's memory before vector step `t`: which rows are reset `[B]`, and before step 0 the state.
+
+        The state is the one before the resets.
+        """
+        if t == 0:
+            copy_into(self.state_in, state)
+        self.starts[t].copy_(starts)
 
     def end_step(self, t: int, actions: Tensor, rewards: Tensor, dones: Tensor, extras: Mapping[str, Tree]) -> None:
         """Write the results of vector step `t`: actions, and what the environments returned for them."""

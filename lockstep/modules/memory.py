@@ -61,7 +61,11 @@ class Recurrence(nn.Module):
         return {"h": zeros, "c": zeros.clone()} if self.kind == "lstm" else {"h": zeros}
 
     def forward(
-        self, inputs: Tensor, state: Mapping[str, Tensor], lengths: Tensor | None = None
+        self,
+        inputs: Tensor,
+        state: Mapping[str, Tensor],
+        lengths: Tensor | None = None,
+        begins: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """Return features `[B, T, H]` and the state after the last row.
 
@@ -70,7 +74,11 @@ class Recurrence(nn.Module):
             state: State before the first row, leaves `[B, H]`.
             lengths: Number of real rows of each sequence, `[B]`. The returned state is then the one after the last
                 real row. None: all rows are real.
+            begins: Whether the memory is reset before a row, bool `[B, T]`. None: it is never reset. `lengths` is then
+                ignored.
         """
+        if begins is not None:
+            return self._forward_with_resets(inputs, state, begins)
         weights = [self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh]
         is_lstm = self.kind == "lstm"
         run: Any = torch.lstm if is_lstm else torch.gru
@@ -104,6 +112,27 @@ class Recurrence(nn.Module):
             end = [part.index_select(1, original_order) for part in end]
         return features, dict(zip(names, (part.squeeze(0) for part in end)))
 
+    def _forward_with_resets(self, inputs: Tensor, state: Mapping[str, Tensor], begins: Tensor) -> tuple[Tensor, State]:
+        """Return features and state as `forward` does, row by row: torch's layers cannot reset their state between.
+
+        Nothing depends on the values of `begins`, so that a CUDA graph can hold the operations.
+        """
+        weights = (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
+        inputs = inputs.to(self.weight_ih.dtype)  # cells take no bfloat16 on the CPU, with mixed precision
+        state = dict(state)
+        features = []
+        for row, is_reset in zip(inputs.unbind(1), begins.unsqueeze(-1).unbind(1)):
+            hidden = state["h"].masked_fill(is_reset, 0.0)
+            if self.kind == "lstm":
+                cell = state["c"].masked_fill(is_reset, 0.0)
+                hidden, cell = torch.lstm_cell(row, (hidden, cell), *weights)
+                state = {"h": hidden, "c": cell}
+            else:
+                hidden = torch.gru_cell(row, hidden, *weights)
+                state = {"h": hidden}
+            features.append(hidden)
+        return torch.stack(features, 1), state
+
 
 class StackedRecurrence(nn.Module):
     """Several layers of LSTM or GRU, each on the outputs of the one below.
@@ -125,7 +154,11 @@ class StackedRecurrence(nn.Module):
         return state
 
     def forward(
-        self, inputs: Tensor, state: Mapping[str, Tensor], lengths: Tensor | None = None
+        self,
+        inputs: Tensor,
+        state: Mapping[str, Tensor],
+        lengths: Tensor | None = None,
+        begins: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """Return features `[B, T, H]` and the state after the last row; see `Recurrence.forward`."""
         features = inputs
@@ -133,7 +166,7 @@ class StackedRecurrence(nn.Module):
         for number, layer in enumerate(self.layers):
             names = {name: _layer_name(name, number) for name in layer.initial_state()}  # type: ignore[operator]
             before = {name: state[full_name] for name, full_name in names.items()}
-            features, after = layer(features, before, lengths)
+            features, after = layer(features, before, lengths, begins)
             state_out |= {full_name: after[name] for name, full_name in names.items()}
         return features, state_out
 
@@ -168,7 +201,8 @@ class Gate(nn.Module):
         reset_x, update_x = self.of_input(x).chunk(2, -1)
         update = (update + update_x - self.bias).sigmoid()
         candidate = (candidate + self.of_reset((reset + reset_x).sigmoid() * x)).tanh()
-        return torch.lerp(x, candidate, update)
+        # With mixed precision layers return bfloat16, which `lerp` does not mix with float32.
+        return torch.lerp(x, candidate.to(x.dtype), update.to(x.dtype))
 
 
 class RelativeAttention(nn.Module):
@@ -269,7 +303,11 @@ class GatedTransformer(nn.Module):
         return {"memory": zeros(len(self.layers), self.size, self.output_size), "length": zeros(1)}
 
     def forward(
-        self, inputs: Tensor, state: Mapping[str, Tensor], lengths: Tensor | None = None
+        self,
+        inputs: Tensor,
+        state: Mapping[str, Tensor],
+        lengths: Tensor | None = None,
+        begins: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """Return features `[B, T, D]` and the state after the last row; see `Recurrence.forward`."""
         num_sequences, num_steps = inputs.shape[:2]
@@ -279,6 +317,11 @@ class GatedTransformer(nn.Module):
         distances = context_positions[self.size :].unsqueeze(1) - context_positions
         is_filled = context_positions >= self.size - state["length"]
         visible = ((distances >= 0) & (distances <= self.size)) & is_filled.unsqueeze(1)
+        row_begins = None
+        if begins is not None:
+            # Position of the last reset up to each row, 0 without one. A row sees nothing of what lies before it.
+            row_begins = torch.where(begins, context_positions[self.size :], 0).cummax(1).values
+            visible = visible & (context_positions >= row_begins.unsqueeze(-1))
         distances = distances.clamp(0, self.size)
 
         # The new memory is the `size` context rows that end with the last real row.
@@ -295,6 +338,11 @@ class GatedTransformer(nn.Module):
 
         num_new = num_steps if lengths is None else lengths.unsqueeze(1)
         length = (state["length"] + num_new).clamp(max=self.size)
+        if row_begins is not None:
+            # After a reset only the rows since then are remembered.
+            last_reset = row_begins[:, -1:]
+            num_since = (num_steps + self.size - last_reset).clamp(max=self.size)
+            length = torch.where(last_reset > 0, num_since.to(length.dtype), length)
         return x, {"memory": torch.stack(memories, 1), "length": length}
 
 
@@ -302,7 +350,7 @@ def make_memory(input_size: int, config: ModelConfig) -> Recurrence | StackedRec
     """Return a new memory by `config`, on features `[B, T, input_size]`.
 
     Every memory has the interface of `Recurrence`: `output_size`, `initial_state()` and `forward(inputs, state,
-    lengths)`.
+    lengths, begins)`.
     """
     if config.attention is not None:
         return GatedTransformer(input_size, config.attention)
@@ -362,7 +410,12 @@ class MemoryEncoder(nn.Module):
         return self.memory.initial_state()
 
     def forward(
-        self, obs: Tree, dtype: torch.dtype, state: Mapping[str, Tensor] | None = None, lengths: Tensor | None = None
+        self,
+        obs: Tree,
+        dtype: torch.dtype,
+        state: Mapping[str, Tensor] | None = None,
+        lengths: Tensor | None = None,
+        begins: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """Return the features `[B, T, output_size]` and the state after the last row.
 
@@ -372,12 +425,18 @@ class MemoryEncoder(nn.Module):
             state: State before the first row, leaves `[B, ...]`; None at the start of episodes.
             lengths: Number of real rows of each sequence, `[B]`. The returned state is then the one after the last
                 real row. None: all rows are real.
+            begins: Whether the memory is reset before a row, bool `[B, T]`, see `Recurrence.forward`.
         """
-        remembered, state = self.remember(obs, dtype, state, lengths)
+        remembered, state = self.remember(obs, dtype, state, lengths, begins)
         return self.hidden_layers(remembered), state
 
     def remember(
-        self, obs: Tree, dtype: torch.dtype, state: Mapping[str, Tensor] | None, lengths: Tensor | None
+        self,
+        obs: Tree,
+        dtype: torch.dtype,
+        state: Mapping[str, Tensor] | None,
+        lengths: Tensor | None,
+        begins: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """Return the outputs of the memory `[B, T, H]`, below the hidden layers, and the state; see `forward`."""
         seen = obs if self.view is None else self.view(obs)
@@ -385,4 +444,4 @@ class MemoryEncoder(nn.Module):
         encoded = self.encoder(map_tree(lambda leaf: leaf.flatten(0, 1), seen), dtype).unflatten(0, leading)
         if state is None:
             state = {name: leaf.expand(leading[0], *leaf.shape) for name, leaf in self.initial_state().items()}
-        return self.memory(encoded, state, lengths)
+        return self.memory(encoded, state, lengths, begins)

@@ -166,6 +166,15 @@ class RLModule(nn.Module):
             self._action_dist = ActionDist(self.action_space, bool(options.get("squash_actions", False)))
         return self._action_dist
 
+    @property
+    def reads_begins(self) -> bool:
+        """Whether a module with a state resets it before the rows of a sequence where the column `begins` is set.
+
+        That column is bool `[B, T]`. Sequences of a rollout on a device have it: they are cut at fixed rows, and
+        episodes may begin within them.
+        """
+        return False
+
     # -- state ---
 
     def get_non_inference_attributes(self) -> list[str]:

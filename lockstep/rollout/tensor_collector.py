@@ -23,8 +23,8 @@ class TensorCollector(BaseCollector):
     `collect` raises `ValueError` for another amount, for episodes, and for random actions into a rollout.
 
     Args:
-        policy: Policy that acts by sampling from its distribution, or with an exploration that draws on a device. It
-            must not have recurrent layers.
+        policy: Policy that acts by sampling from its distribution, or with an exploration that draws on a device. If it
+            has a memory, it learns from rollouts (`replay` is None), and its module `reads_begins`.
         env: The environments, on the device of the policy's network.
         num_steps: Number of vector steps of each collect.
         exploration_noise: Whether actions are sampled outside a training step too.

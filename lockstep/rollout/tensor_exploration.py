@@ -12,9 +12,10 @@ from torch import Tensor
 
 from lockstep.data.columns import Columns
 from lockstep.data.row_share import RowShare
-from lockstep.data.trees import Tree
+from lockstep.data.trees import Tree, map_tree
 from lockstep.modules import Exploration
 from lockstep.ops.distributions import Distribution
+from lockstep.rollout.tensor_memory import TensorMemory
 
 
 class TensorExplorationState:
@@ -76,11 +77,21 @@ class TensorPolicy:
     """Random generator of actions."""
     share: RowShare
     """Share of the rows that this rank has."""
+    memory: TensorMemory | None = None
+    """States of the policy's memory; None for a policy without one."""
 
     def _inputs(self) -> Tensor:
-        """Return the inputs `[B, D]` of the action distributions."""
-        inputs: Tensor = self.part.module.forward_exploration({Columns.OBS: self.obs})[Columns.ACTION_DIST_INPUTS]
-        return inputs
+        """Return the inputs `[B, D]` of the action distributions. The memory notes the state after them."""
+        module = self.part.module
+        inputs: Tensor
+        if self.memory is None:
+            inputs = module.forward_exploration({Columns.OBS: self.obs})[Columns.ACTION_DIST_INPUTS]
+            return inputs
+        obs = map_tree(lambda leaf: leaf.unsqueeze(1), self.obs)  # sequences of one step
+        outputs = module.forward_exploration({Columns.OBS: obs, **self.memory.columns()})
+        self.memory.note(outputs[Columns.STATE_OUT])
+        inputs = outputs[Columns.ACTION_DIST_INPUTS]
+        return inputs.squeeze(1)
 
     def distribution(self) -> Distribution:
         """Return the distributions of the actions."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from lockstep.rollout.protocols import ActingLike, sole_part
 from lockstep.rollout.stepper import StepMode, Stepper
 from lockstep.rollout.tensor_episodes import TensorEpisodes
 from lockstep.rollout.tensor_exploration import TensorExplorationState, TensorPolicy
+from lockstep.rollout.tensor_memory import TensorMemory
 from lockstep.state.streams import RandomStreams
 
 Rows = TypeVar("Rows", np.ndarray, Tensor)
@@ -101,6 +102,16 @@ class TensorStepper(Stepper):
         if state:
             self._exploring = TensorExplorationState(state, env.num_envs, network_device)
 
+        self._memory: TensorMemory | None = None
+        """States of the policy's memory; None for a policy without one."""
+        if part.is_stateful:
+            if replay is not None or not part.module.reads_begins:
+                raise ValueError(
+                    f"{type(part.module).__name__} has a memory; on a device it must read the column 'begins', and "
+                    "learn from rollouts (PPO, A2C, IMPALA, APPO); take Collector for steps on the host"
+                )
+            self._memory = TensorMemory(part.module, env.num_envs)
+
         first_obs = self._in_space_order(self.tensors.get_observations())
         self._obs: Tree = map_tree(torch.empty_like, first_obs)
         """`[B, ...]` observations that the next step acts on, always at the same addresses, which a graph reads."""
@@ -110,7 +121,8 @@ class TensorStepper(Stepper):
         learns from a rollout, whose actions have to come from the policy."""
         self._buffer: TensorRollout | TensorReplay
         if replay is None:
-            self._buffer = TensorRollout(num_steps, first_obs, first_actions, share)
+            state = None if self._memory is None else self._memory.state
+            self._buffer = TensorRollout(num_steps, first_obs, first_actions, share, state)
         else:
             new_rows = part.connectors.new_rows_on_device(num_steps, env.num_envs, network_device)
             self._buffer = TensorReplay(
@@ -182,6 +194,8 @@ class TensorStepper(Stepper):
         self._running.forget()
         if self._exploring is not None:
             self._exploring.forget()
+        if self._memory is not None:
+            self._memory.forget()
         self._buffer.cut()
         self.episodes.is_begun = True
 
@@ -322,7 +336,7 @@ class TensorStepper(Stepper):
             return leaf.to(dtype) if leaf.is_floating_point() else leaf
 
         network_obs = map_tree(in_network_dtype, part.observations(obs))
-        policy = TensorPolicy(part, network_obs, self._generator, self.share)
+        policy = TensorPolicy(part, network_obs, self._generator, self.share, self._memory)
         if not explores:
             return policy.distribution().mode()
         exploration = part.exploration
@@ -384,6 +398,8 @@ class TensorStepper(Stepper):
         obs = map_tree(torch.Tensor.clone, self._obs)
         for t in range(self.num_steps):
             buffer.begin_step(t, obs)
+            if self._memory is not None:
+                cast(TensorRollout, buffer).write_memory(t, self._memory.state, self._memory.begins)
             actions = act(obs)
             acted_on = obs
             env_actions = self._to_env(part, actions)
@@ -405,6 +421,8 @@ class TensorStepper(Stepper):
             self._running.step(t, rewards, dones)
             if self._exploring is not None:
                 self._exploring.after_step(dones)
+            if self._memory is not None:
+                self._memory.after_step(dones)
         copy_into(self._obs, obs)
         num_bad = buffer.end(self.num_steps)
         returns_and_lens, num_ended = self._running.ended()
@@ -420,6 +438,8 @@ class TensorStepper(Stepper):
         }
         if self._exploring is not None:
             state["exploring"] = self._exploring.get_state(self._gather_rows)
+        if self._memory is not None:
+            state["memory"] = self._memory.get_state(self._gather_rows)
         return state
 
     def _env_state(self) -> dict[str, Any] | None:
@@ -460,6 +480,8 @@ class TensorStepper(Stepper):
         self._running.lengths.copy_(self.share.of(torch.from_numpy(np.array(state["lengths"]))))
         if self._exploring is not None and "exploring" in state:
             self._exploring.set_state(state["exploring"], self.share)
+        if self._memory is not None:
+            self._memory.set_state(state["memory"], self.share)
         self.episodes.is_begun = True
 
 

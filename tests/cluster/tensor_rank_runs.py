@@ -60,12 +60,21 @@ def normalised(config):
     return config.environment(normalize_observations=True, normalize_rewards=True)
 
 
+def remembering(config, **model):
+    return config.rl_module(model_config={"hiddens": (8,), "recurrent_size": 6, "max_seq_len": 5, **model})
+
+
 PASSES = {"train_batch_size": 64, "minibatch_size": 20, "num_epochs": 2}
 MAKE = {
     "ppo": lambda: on("tensor/Pendulum-v1", PPOConfig, **PASSES).environment(normalize_observations=True),
     "ppo, few rows": lambda: on("tensor/CartPole-v1", PPOConfig, **PASSES | {"minibatch_size": 2}),
     "a2c": lambda: on("tensor/CartPole-v1", A2CConfig, train_batch_size=32),
     "ppo, gSDE": lambda: explored(on("tensor/Pendulum-v1", PPOConfig, **PASSES), "gsde", sample_freq=5),
+    "ppo, lstm": lambda: remembering(
+        on("tensor/CartPole-v1", PPOConfig, **PASSES | {"minibatch_size": 3}).environment(normalize_observations=True),
+        recurrent="lstm",
+    ),
+    "a2c, gru": lambda: remembering(on("tensor/CartPole-v1", A2CConfig, train_batch_size=32), recurrent="gru"),
     "impala": lambda: on("tensor/CartPole-v1", IMPALAConfig, train_batch_size=32),
     "appo": lambda: on("tensor/Pendulum-v1", APPOConfig, train_batch_size=32, use_kl_loss=True),
     "sac": lambda: replay("tensor/Pendulum-v1", SACConfig),

@@ -481,11 +481,13 @@ def mixed_learner(mixed, **model):
     return config.rl_module(model_config=model).build_learner()
 
 
-@pytest.mark.parametrize("model", [{}, {"vf_share_layers": True}, {"recurrent": "lstm"}], ids=str)
+@pytest.mark.parametrize(
+    "model", [{}, {"vf_share_layers": True}, {"recurrent": "lstm"}, {"attention": {"memory": 4}}], ids=str
+)
 def test_mixed_precision_agrees_with_float32_to_the_precision_of_bfloat16(model):
     whole, mixed = mixed_learner(False, **model), mixed_learner(True, **model)
     batch = ppo_batch()
-    if "recurrent" in model:
+    if "recurrent" in model or "attention" in model:
         batch["seq_lens"] = np.array([6, 6, 6, 6])
         batch["state_in"] = {
             k: np.zeros((4, *v.shape), np.float32) for k, v in mixed.module[MODULE].get_initial_state().items()

@@ -39,6 +39,7 @@ def config_of(
     *,
     normalize: bool = False,
     normalize_rewards: bool = False,
+    model: dict[str, Any] | None = None,
     **training: Any,
 ) -> Any:
     env = env_id if isinstance(env_id, str) else env_id(B)
@@ -48,16 +49,20 @@ def config_of(
         .env_runners(num_envs_per_env_runner=B, rollout_fragment_length=T)
     )
     config.training(train_batch_size=T * B, lr=1e-2, **training).framework(dtype="float64").debugging(seed=3)
-    return config.rl_module(model_config={"hiddens": (16,)})
+    return config.rl_module(model_config={"hiddens": (16,), **(model or {})})
 
 
-def collected(config: Any) -> tuple[Any, Any]:
-    """Return a policy and a collector with one rollout; episodes are short, so that some end by time."""
+def collected(config: Any, limit: int = 12) -> tuple[Any, Any]:
+    """Return a policy and a collector with a rollout of episodes that end by time after `limit` steps at the latest.
+
+    With a memory it is the second rollout, in which episodes are under way, so that they have a state.
+    """
     policy = config.build_policy()
     collector = config.build_collector(policy)
-    collector.tensors.max_episode_length = 12
+    collector.tensors.max_episode_length = limit
     policy.within_training_step().__enter__()
-    collector.collect(n_step=T * B)
+    for _ in range(2 if policy.is_stateful else 1):
+        collector.collect(n_step=T * B)
     return policy, collector
 
 
@@ -75,6 +80,12 @@ def as_arrays(rollout: Any) -> RolloutStore:
             store.final_index.append(t * B + rows)
             store.final_obs.append(rows_of(arrays_of(rollout.next_obs, t), rows))
     store.end(T, arrays_of(rollout.next_obs, -1))
+    if rollout.state_in:
+        store.starts.append(rollout.starts.numpy())
+        store.state_in = {}
+        for name, leaf in rollout.state_in.items():
+            is_reset = rollout.starts[0].view(B, *[1] * (leaf.dim() - 1))
+            store.state_in[name] = torch.where(is_reset, 0.0, leaf).numpy()
     return store
 
 
@@ -91,11 +102,24 @@ def rollout_spaces(rollout: Any) -> tuple[Any, Any]:
 
 
 def permutations(learner: Any) -> Any:
-    """Return the numbers that an update of arrays permutes its rows with, as `permutation` is asked for them."""
+    """Return the numbers that an update of arrays permutes its rows with, as `permutation` is asked for them.
+
+    Sequences are numbered environment by environment there, and on a device part by part.
+    """
     rng = learner.streams.numpy("minibatches")
-    return lambda num_rows: torch.from_numpy(rng.permutation(num_rows))
+
+    def permutation(num_rows: int) -> torch.Tensor:
+        rows = torch.from_numpy(rng.permutation(num_rows))
+        if not learner.module["default_policy"].is_stateful():
+            return rows
+        num_parts = num_rows // B
+        return rows % num_parts * B + rows // num_parts
+
+    return permutation
 
 
+LSTM = {"recurrent": "lstm", "recurrent_size": 8, "orthogonal_init": False}
+GRU = LSTM | {"recurrent": "gru"}
 CASES = {
     "ppo, whole batches": partial(config_of, minibatch_size=None, num_epochs=3),
     "ppo, minibatches": partial(config_of, minibatch_size=32, num_epochs=3),
@@ -120,18 +144,50 @@ CASES = {
         normalize_rewards=True,
         learner_connector=lambda *_: [HalfOfEach(), ClipRewards(0.0, 0.15)],
     ),
+    "ppo, lstm": partial(config_of, minibatch_size=None, num_epochs=3, model=LSTM, vf_clip_param=0.2, normalize=True),
+    "ppo, lstm, minibatches, rewards normalised": partial(
+        config_of,
+        env_id="tensor/Pendulum-v1",
+        minibatch_size=5,
+        num_epochs=3,
+        model=LSTM | {"max_seq_len": 8},
+        normalize_rewards=True,
+    ),
+    "ppo, gru of the critic, a tree": partial(
+        config_of, env_id=TreeCartPole, minibatch_size=None, num_epochs=2, model=GRU | {"memory_in": "critic"}
+    ),
+    "ppo, two layers of the policy": partial(
+        config_of, minibatch_size=None, num_epochs=2, model=LSTM | {"memory_in": "policy", "recurrent_layers": 2}
+    ),
+    "ppo, a shared gru below the layers": partial(
+        config_of,
+        minibatch_size=None,
+        num_epochs=2,
+        model=GRU | {"memory_in": "shared", "memory_below_hiddens": True},
+        kl_coeff=0.5,
+    ),
+    "ppo, attention": partial(
+        config_of, minibatch_size=None, num_epochs=2, model={"attention": {"memory": 5, "size": 8, "num_heads": 2}}
+    ),
     "a2c": partial(config_of, A2CConfig),
+    "a2c, gru": partial(config_of, A2CConfig, model=GRU),
     "a2c, rewards normalised": partial(config_of, A2CConfig, normalize_rewards=True),
     "impala": partial(config_of, IMPALAConfig, minibatch_size=32, num_epochs=2, lambda_=0.9),
     "impala, a box, not corrected, rewards normalised": partial(
         config_of, IMPALAConfig, env_id="tensor/Pendulum-v1", vtrace=False, normalize_rewards=True
+    ),
+    "impala, lstm": partial(config_of, IMPALAConfig, num_epochs=2, model=LSTM, lambda_=0.9),
+    "appo, gru": partial(
+        config_of, APPOConfig, num_epochs=2, use_kl_loss=True, target_network_update_freq=1, tau=0.5, model=GRU
     ),
     "appo": partial(config_of, APPOConfig, minibatch_size=32, num_epochs=2, vtrace_clip_pg_rho_threshold=None),
     "appo, a penalty": partial(
         config_of, APPOConfig, minibatch_size=32, num_epochs=2, use_kl_loss=True, target_network_update_freq=1, tau=0.5
     ),
 }
-FAST_CASES = {*list(CASES)[::3], "ppo, a tree"}
+FAST_CASES = {*list(CASES)[::3], "ppo, a tree", "ppo, lstm", "ppo, lstm, minibatches, rewards normalised"}
+LIMITS = {"ppo, lstm, minibatches, rewards normalised": 8}
+"""Largest lengths of episodes other than 12: there each episode is one sequence of the device as well."""
 EACH_CASE = pytest.mark.parametrize("case", fast_if(FAST_CASES.__contains__, CASES))
 
 
@@ -144,7 +200,7 @@ def test_every_algorithm_that_learns_from_tensor_rollouts_is_compared():
 @EACH_CASE
 def test_tensors_are_learned_from_as_arrays_are(case):
     """In float64, after two updates; after one where passes are stopped, since on the device the others draw rows."""
-    policies = [collected(CASES[case]()) for _ in range(2)]
+    policies = [collected(CASES[case](), LIMITS.get(case, 12)) for _ in range(2)]
     learners = [policy.learner_group.learner for policy, _ in policies]
     learners[1].device_update.permutation = permutations(learners[1])
     training = policies[0][0].config.training
@@ -154,7 +210,9 @@ def test_tensors_are_learned_from_as_arrays_are(case):
         "shuffle_batch_per_epoch": training.shuffle_batch_per_epoch,
     }
     rollout = policies[1][1].buffer
-    assert rollout.terminateds.any() or "a box" in case
+    if policies[0][0].is_stateful:
+        assert any(leaf.any() for leaf in rollout.state_in.values())
+    assert rollout.terminateds.any() or "a box" in case or case in LIMITS
     assert (rollout.cuts & ~rollout.terminateds).any()
     for _ in range(1 if case == "ppo, stopped" else 2):
         of_arrays = learners[0].update_from_episodes(as_arrays(rollout).episodes(), **options)
@@ -185,13 +243,13 @@ def test_tensors_are_learned_from_as_arrays_are(case):
 @EACH_CASE
 def test_an_iteration_waits_for_no_value(case):
     """Neither the rollout nor the update, which a CUDA graph holds; elsewhere than on the CPU optimizers step so."""
-    policy, collector = collected(CASES[case]())
+    policy, collector = collected(CASES[case](), LIMITS.get(case, 12))
     learner, training = policy.learner_group.learner, policy.config.training
     options = UpdateOptions({}, training.num_epochs, training.minibatch_size, shuffle_batch_per_epoch=True)
     for entry in learner.optimizers:
         entry.on_host = False
         entry.adam_state()
-    size = training.minibatch_size or T * B
+    size = training.minibatch_size or learner.device_update.num_rows("default_policy", collector.buffer)
     compute = partial(learner.device_update._passes, "default_policy", collector.buffer, size, options)
     compute()  # what is copied to the device once
     with NoWaits():

@@ -1,5 +1,7 @@
 """The default module with memory: its arithmetic against torch's layers, sequences against single steps."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -51,6 +53,64 @@ def test_recurrence_is_that_of_torchs_own_layer(kind):
     torch.testing.assert_close(features, expected, rtol=0, atol=1e-12)
     for leaf, reference in zip(got.values(), after if kind == "lstm" else [after]):
         torch.testing.assert_close(leaf, reference[0], rtol=0, atol=1e-12)
+
+
+RESETTING = {
+    "lstm": {"recurrent": "lstm"},
+    "gru of the critic": {"recurrent": "gru", "memory_in": "critic"},
+    "two layers below others": {"recurrent": "lstm", "recurrent_layers": 2, "memory_below_hiddens": True},
+    "shared": {"recurrent": "gru", "memory_in": "shared"},
+    "attention": {"attention": {"memory": 3, "size": 8, "num_heads": 2, "num_layers": 2}},
+    "attention to many rows": {"attention": {"memory": 12, "size": 8, "num_heads": 2}},
+}
+
+
+@pytest.mark.parametrize("name", RESETTING)
+def test_a_memory_that_is_reset_in_a_sequence_equals_sequences_apart(name):
+    """Outputs, states after them, and the gradient; the first sequence continues from a state."""
+    config = ModelConfig(hiddens=(5,), recurrent_size=4, policy_gain=1.0, **RESETTING[name])
+    net = RLModuleSpec(RecurrentActorCriticModule, BOX, THREE, model_config=config).build(seed=0).double()
+    steps = 9
+    x = obs(rows=4, steps=steps, dtype=torch.float64)
+    before = net.forward_train({"obs": obs(rows=4, steps=2, seed=1, dtype=torch.float64)})["state_out"]
+    before = {key: leaf.detach() for key, leaf in before.items()}
+    initial = net.get_initial_state()
+    begins = torch.zeros(4, steps, dtype=torch.bool)
+    begins[1, 0] = begins[2, 4] = begins[3, 2] = begins[3, 3] = begins[3, 8] = True
+
+    def gradient(outputs):
+        net.zero_grad()
+        sum((outputs[key] * (1.0 + outputs[key])).sum() for key in ("action_dist_inputs", "vf_preds")).backward()
+        return {key: p.grad.clone() for key, p in net.named_parameters() if p.grad is not None}
+
+    together = net.forward_train({"obs": x, "state_in": before, "begins": begins})
+    rows, ends = [], []
+    for row in range(4):
+        cuts = [0, *(t for t in range(1, steps) if begins[row, t]), steps]
+        outputs = []
+        for first, last in pairwise(cuts):
+            source = initial if begins[row, first] else {key: leaf[row] for key, leaf in before.items()}
+            state = {key: leaf[None] for key, leaf in source.items()}
+            outputs.append(net.forward_train({"obs": x[row : row + 1, first:last], "state_in": state}))
+        rows.append({key: torch.cat([each[key] for each in outputs], 1) for key in ("action_dist_inputs", "vf_preds")})
+        ends.append(outputs[-1]["state_out"])
+    apart = {key: torch.cat([row[key] for row in rows]) for key in rows[0]}
+    for key in apart:
+        torch.testing.assert_close(together[key], apart[key], rtol=0, atol=1e-12)
+    after = {key: leaf.clone() for key, leaf in together["state_out"].items()}
+    wanted = {key: torch.cat([end[key] for end in ends]) for key in ends[0]}
+    for state in (after, wanted):
+        for prefix in ("", "vf_") if "attention" in name else ():  # rows that are not filled may hold anything
+            memory = state[f"{prefix}memory"]
+            size = memory.shape[2]
+            filled = torch.arange(size) >= size - state[f"{prefix}length"]
+            state[f"{prefix}memory"] = torch.where(filled[:, None, :, None], memory, 0.0)
+    for key, leaf in wanted.items():
+        torch.testing.assert_close(after[key], leaf, rtol=0, atol=1e-12)
+    one, other = gradient(together), gradient(apart)
+    assert one.keys() == other.keys()
+    for key in one:
+        torch.testing.assert_close(one[key], other[key], rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("kind", KINDS)

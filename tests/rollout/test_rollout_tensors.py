@@ -17,6 +17,7 @@ from lockstep.builder.tensor_collectors import HOST_RULES
 from lockstep.connectors import ClipRewards, Connector
 from lockstep.envs import make_vector
 from lockstep.envs.tensor import CartPole, TensorBoundary, make_tensor_env
+from lockstep.modules import RecurrentActorCriticModule, RLModuleSpec
 from lockstep.rollout import Collector, MalformedBufferError, TensorCollector
 from lockstep.rollout.tensor_episodes import compact_columns
 from lockstep.trainer import Callback, OnpolicyTrainer
@@ -149,6 +150,7 @@ class OwnBatch(PPOLearner):
         ppo_config().environment(normalize_observations=True),
         ppo_config().environment(normalize_rewards=True),
         ppo_config().training(learner_connector=lambda *_: ClipRewards()),
+        ppo_config().rl_module(model_config={"recurrent": "gru"}),
         config_of(DQNConfig),
         config_of(DQNConfig).replay(prioritized=True),
         config_of(DQNConfig).environment(normalize_observations=True, normalize_rewards=True),
@@ -185,6 +187,13 @@ class OwnConnector(Connector):
         return data
 
 
+class OwnMemory(RecurrentActorCriticModule):
+    """Computes in its own way, in which a memory is not reset within a sequence."""
+
+    def forward_train(self, batch: Any) -> Any:
+        return super().forward_train({name: column for name, column in batch.items() if name != "begins"})
+
+
 def shifted(_: Any, __: Any) -> Any:
     """Return a connector that changes observations before their statistics."""
     return OwnConnector()
@@ -197,7 +206,12 @@ def with_statistics(config: Any) -> Any:
 NEEDS_HOST = {
     "this algorithm": lambda: config_of(REINFORCEConfig),
     "training(learner_class=...)": lambda: ppo_config().training(learner_class=OwnBatch),
-    "rl_module(model_config={'recurrent': ...})": lambda: ppo_config().rl_module(model_config={"recurrent": "lstm"}),
+    "rl_module(model_config={'recurrent': ...})": lambda: config_of(DQNConfig).rl_module(
+        model_config={"recurrent": "lstm"}
+    ),
+    "rl_module(rl_module_spec=...)": lambda: ppo_config().rl_module(
+        model_config={"recurrent": "lstm"}, rl_module_spec=RLModuleSpec(OwnMemory)
+    ),
     "environment(normalize_observations=...)": lambda: with_statistics(ppo_config()),
     "replay(ignore_obs_next=True)": lambda: config_of(DQNConfig).replay(ignore_obs_next=True),
     "replay(storage=...)": lambda: config_of(DQNConfig).replay(storage="memmap"),

@@ -22,6 +22,7 @@ OPTIONS: dict[str, Any] = {
     "scheduled rates": lambda config: config.training(lr=[[0, 1e-2], [10**4, 1e-3]]),
     "correlated noise": lambda config: config.env_runners(exploration="ou"),
     "gSDE": lambda config: config.env_runners(exploration="gsde"),
+    "memory": lambda config: config.rl_module(model_config={"hiddens": (4,), "recurrent": "lstm"}),
     "clipped rewards": lambda config: config.training(learner_connector=lambda *_: ClipRewards()),
 }
 CASES = [
@@ -30,7 +31,8 @@ CASES = [
     *(("dqn", option) for option in ("by priority, three steps", "scheduled rates")),
     ("sac", "correlated noise"),
     ("sac", "normalised observations"),
-    *(("ppo", option) for option in ("gSDE", "clipped rewards")),
+    *(("ppo", option) for option in ("gSDE", "clipped rewards", "memory")),
+    ("a2c", "memory"),
 ]
 
 
@@ -51,6 +53,8 @@ def trainer_of(name: str, option: str | None) -> Any:
             config.training(**{interval: 2})  # so that each update has the same steps
     if option is not None:
         OPTIONS[option](config)
+    if option == "memory":
+        config.training(minibatch_size=B // 2)  # sequences
     return config.build_trainer()
 
 

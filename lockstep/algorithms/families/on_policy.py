@@ -19,6 +19,7 @@ from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import Tree, map_tree
 from lockstep.learner.config import TrainingSection
+from lockstep.learner.device.sequences import DeviceSequences, evaluate_memory
 from lockstep.learner.images import IS_IMAGE
 from lockstep.learner.inputs import check_outputs, check_values, recorded_columns
 from lockstep.learner.learner import Learner, Outputs
@@ -110,11 +111,12 @@ class EvaluatedRollout:
     """Values [T, B] of the next observations, of the same type as `values`. At the end of an episode the next
     observation is the episode's last one, not the first one after the reset. Estimators ignore the values at terminated
     rows."""
-    sequences: SequenceRows | None = None
+    sequences: SequenceRows | DeviceSequences | None = None
     """Sequences to train on, for a module with a memory."""
     bootstrap_obs: Tree = None
     """Observations from which returns are bootstrapped, after the observation pipeline: tensors of shape [K, ...]. They
-    follow the last row of an episode that was truncated, or that had not ended when the collect did. None for K = 0."""
+    follow the last row of an episode that was truncated, or that had not ended when the collect did. None for K = 0.
+    For a rollout of tensors these are the observations after all rows: K = T * B."""
     rewards: Any = None
     """Rewards [T, B] after the learner connectors, which process whole batches: a tensor for a rollout of tensors, else
     an array, or None without learner connectors."""
@@ -207,10 +209,20 @@ class OnPolicyLearner(Learner[Training]):
         """
         module = self.module[module_id]
         obs, actions, next_obs, rewards, images = self._read_on_device(module_id, rollout)
-        out = module.forward_train({Columns.OBS: obs})
-        dist_inputs = out[Columns.ACTION_DIST_INPUTS]
-        values = self.to_tensor(out[Columns.VF_PREDS]).view(rollout.shape)
-        next_values = self.to_tensor(module.compute_values({Columns.OBS: next_obs})).view(rollout.shape)
+        sequences = None
+        if module.is_stateful():
+            outputs = evaluate_memory(obs, next_obs, module, rollout)
+            dist_inputs = outputs.action_dist_inputs
+            flat_values = outputs.values
+            flat_next_values = outputs.next_values
+            sequences = outputs.sequences
+        else:
+            out = module.forward_train({Columns.OBS: obs})
+            dist_inputs = out[Columns.ACTION_DIST_INPUTS]
+            flat_values = out[Columns.VF_PREDS]
+            flat_next_values = module.compute_values({Columns.OBS: next_obs})
+        values = self.to_tensor(flat_values).view(rollout.shape)
+        next_values = self.to_tensor(flat_next_values).view(rollout.shape)
         logp = module.action_dist_cls.from_inputs(dist_inputs).log_prob(actions)
         return EvaluatedRollout(
             obs=obs,
@@ -222,6 +234,8 @@ class OnPolicyLearner(Learner[Training]):
             old_values=values.reshape(-1),
             values=values,
             next_values=next_values,
+            sequences=sequences,
+            bootstrap_obs=next_obs,
             rewards=rewards,
             images=images,
         )
@@ -371,11 +385,14 @@ class OnPolicyLearner(Learner[Training]):
         self, module: RLModule, trajectories: Trajectories | TensorRollout, evaluated: EvaluatedRollout
     ) -> Tensor:
         """Return the action distribution inputs `[T * B, D]` of another module, such as a target network."""
-        if module.is_stateful() and not trajectories.is_on_device:
-            # `evaluated.sequences` has the states of the trained module. This module computes its own ones.
-            out = evaluate_sequences(self.to_tensor, module, trajectories, evaluated.obs, evaluated.bootstrap_obs)[0]
+        # `evaluated.sequences` has the states of the trained module. A module with memory computes its own ones.
+        obs = evaluated.obs
+        if not module.is_stateful():
+            out = module.forward_train(module.network_inputs(obs))
+        elif trajectories.is_on_device:
+            return evaluate_memory(obs, evaluated.bootstrap_obs, module, trajectories).action_dist_inputs
         else:
-            out = module.forward_train(module.network_inputs(evaluated.obs))
+            out = evaluate_sequences(self.to_tensor, module, trajectories, obs, evaluated.bootstrap_obs)[0]
         dist_inputs: Tensor = out[Columns.ACTION_DIST_INPUTS]
         return dist_inputs
 

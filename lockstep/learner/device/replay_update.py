@@ -168,6 +168,7 @@ class ReplayUpdate(DeviceUpdate):
             outcome.metrics,
             outcome.num_bad,
             num_rows=rows,
+            num_steps=rows,
             size=batch_size,
             per_pass=num_steps,
             passes=1,

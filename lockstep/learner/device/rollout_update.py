@@ -14,6 +14,7 @@ from torch import Tensor
 from lockstep.connectors import NormalizeObs
 from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trajectories import Trajectories
+from lockstep.learner.device.sequences import SequenceGrid
 from lockstep.learner.many.sharding import Agreement
 from lockstep.learner.metrics import FirstValues, Results
 from lockstep.learner.minibatches import TensorColumns, UpdateOptions, take_minibatch
@@ -78,11 +79,12 @@ class DeviceUpdate:
             # (numbers that are not finite). The statistics of rewards on the device include that rollout, and are
             # replaced by those of the host, which do not.
             rewards.copy_to_device()
-        size = min(options.minibatch_size or len(rollout), len(rollout))
+        num_rows = self.num_rows(module_id, rollout)
+        size = min(options.minibatch_size or num_rows, num_rows)
         key = (id(rollout), options.num_epochs, size, options.shuffle_batch_per_epoch, *self.places())
         if key != self._key:
             compute = partial(self._passes, module_id, rollout, size, options)
-            generators = [self.stream("minibatches")] if size < len(rollout) else []
+            generators = [self.stream("minibatches")] if size < num_rows else []
             can_capture = self.can_capture()
             self._captured = CapturedFunction(compute, learner.device, generators, can_capture=can_capture)
             self._key = key
@@ -101,12 +103,14 @@ class DeviceUpdate:
             # The first pass is always taken, and each later one if the flag of the pass before it is not set.
             passes = 1 + int((outcome.stopped[:-1] == 0).sum())
         self.learner.note_sampler(self._module_id(), np.array([rollout.weights_seq_no]))
-        per_pass = len(rollout) // size
+        num_rows = self.num_rows(self._module_id(), rollout)
+        per_pass = num_rows // size
         results = self.report(
             options,
             outcome.metrics,
             outcome.num_bad,
-            num_rows=len(rollout),
+            num_rows=num_rows,
+            num_steps=len(rollout),
             size=size,
             per_pass=per_pass,
             passes=passes,
@@ -145,6 +149,7 @@ class DeviceUpdate:
         num_bad: Tensor,
         *,
         num_rows: int,
+        num_steps: int,
         size: int,
         per_pass: int,
         passes: int,
@@ -156,7 +161,8 @@ class DeviceUpdate:
             options: Options of the update.
             metrics: Metrics that the gradient steps have logged.
             num_bad: Number of gradients that were not finite, 0-d.
-            num_rows: Number of rows in the data.
+            num_rows: Number of rows in the data. With a memory these are sequences.
+            num_steps: Number of transitions in the data.
             size: Number of rows in a minibatch.
             per_pass: Number of minibatches in a pass.
             passes: Number of passes.
@@ -167,16 +173,26 @@ class DeviceUpdate:
         learner.metrics.adopt_steps(metrics, num_minibatches, per_pass)
         learner.metrics.log_value((ALL_MODULES, "num_bad_gradients"), num_bad, "item", weight=1)
         counts = {
-            "num_env_steps_trained": num_rows * passes,
+            "num_env_steps_trained": num_steps * passes,
             "num_minibatches": num_minibatches,
             "num_passes": passes,
             "num_rows_left_out": (num_rows - per_pass * size) * passes,
             "num_updates_skipped": 0,
         }
-        learner.end_update(options.timesteps or {}, Agreement({}, num_rows), {}, FirstValues({}))
-        results: Results = learner.summarize({self._module_id(): num_minibatches * size}, counts, 0.0)
+        learner.end_update(options.timesteps or {}, Agreement({}, num_steps), {}, FirstValues({}))
+        # Sequences that were left out count as sequences of average length: which ones they were, the host does not
+        # know, and the last ones of a rollout may be shorter.
+        num_trained = round(num_minibatches * size * num_steps / num_rows)
+        results: Results = learner.summarize({self._module_id(): num_trained}, counts, 0.0)
         results[ALL_MODULES]["seconds_gradient_steps"] = captured.seconds
         return results
+
+    def num_rows(self, module_id: str, rollout: TensorRollout) -> int:
+        """Return the number of rows that minibatches are taken from, over all ranks: sequences with a memory."""
+        module = self.learner.module[module_id]
+        if not module.is_stateful():
+            return len(rollout)
+        return SequenceGrid.of(module, rollout).num_sequences * rollout.share.number
 
     def _normalizer(self, module_id: str) -> NormalizeObs:
         """Return the connector whose statistics are computed on the device: the first one, which gets raw
@@ -256,8 +272,8 @@ class DeviceUpdate:
     def _passes(self, module_id: str, rollout: TensorRollout, size: int, options: UpdateOptions) -> RolloutOutcome:
         """Take the gradient steps of all passes, in minibatches of `size` rows. A graph may capture this function."""
         learner = self.learner
-        # Rows are numbered over all ranks. This rank has only the rows of its own environments.
-        num_rows = len(rollout)
+        # Rows are numbered over all ranks, sequences as well. This rank has only the rows of its own environments.
+        num_rows = self.num_rows(module_id, rollout)
         num_own_rows = rollout.size * rollout.num_envs
         share = rollout.share
         with self.stepping() as metrics, learner.in_step(num_own_rows, frozenset()):

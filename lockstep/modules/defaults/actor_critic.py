@@ -18,6 +18,7 @@ from gymnasium.spaces import Space
 from torch import Tensor, nn
 
 from lockstep.data.actions import ACTION_MASK
+from lockstep.data.columns import BEGINS
 from lockstep.data.groups import CRITIC, POLICY, PartView
 from lockstep.data.trees import Tree, leaves, map_tree
 from lockstep.modules.encoders import Encoder
@@ -198,13 +199,23 @@ class MemorylessEncoder(Encoder):
         return super().forward(obs, dtype)
 
     def remember(
-        self, obs: Tree, dtype: torch.dtype, state: Mapping[str, Tensor] | None, lengths: Tensor | None
+        self,
+        obs: Tree,
+        dtype: torch.dtype,
+        state: Mapping[str, Tensor] | None,
+        lengths: Tensor | None,
+        begins: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """Return the same as `forward`."""
         return self(obs, dtype)
 
     def forward(  # type: ignore[override]
-        self, obs: Tree, dtype: torch.dtype, state: Mapping[str, Tensor] | None = None, lengths: Tensor | None = None
+        self,
+        obs: Tree,
+        dtype: torch.dtype,
+        state: Mapping[str, Tensor] | None = None,
+        lengths: Tensor | None = None,
+        begins: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """Return the features `[B, T, output_size]`, each of its own observation, and an empty state."""
         leading = next(leaves(obs)).shape[:2]
@@ -236,10 +247,11 @@ class RecurrentActorCriticModule(DefaultActorCriticModule):
 
     `model_config.recurrent` is `"lstm"` or `"gru"`, or `model_config.attention` is set. Batches are sequences:
 
-        obs         [B, T, ...] each row is one time step; all rows of a sequence are in one episode
+        obs         [B, T, ...] each row is one time step; without `begins` a sequence is in one episode
         state_in    the memory before the first row; absent at the start of episodes. GRU {"h": [B, H]}, LSTM
                     {"h", "c"}, attention {"memory": [B, layers, M, H], "length": [B, 1]}
         seq_lens    [B] number of real rows, for sequences padded on the right; padding changes no real row
+        begins      [B, T] bool, whether an episode begins with the row, so that the memory is reset before it
 
     The state of a separate value memory has names that begin with `"vf_"`. Acting updates it as well, although it does
     not run the value head: a sequence that begins in the middle of an episode needs both states to compute values.
@@ -269,6 +281,12 @@ class RecurrentActorCriticModule(DefaultActorCriticModule):
     ) -> MemoryEncoder | MemorylessEncoder:
         encoder_class = MemorylessEncoder if config.memory_in == "critic" else MemoryEncoder
         return encoder_class(view.space, config, view)
+
+    @property
+    def reads_begins(self) -> bool:
+        # A subclass that computes in another way may not reset its memory.
+        methods = ("_forward", "forward_train", "compute_values", "_run_memories")
+        return all(getattr(type(self), name) is getattr(RecurrentActorCriticModule, name) for name in methods)
 
     def get_initial_state(self) -> State:
         value_state = {} if self.value_encoder is None else self.value_encoder.initial_state()
@@ -310,7 +328,8 @@ class RecurrentActorCriticModule(DefaultActorCriticModule):
         """
         obs, dtype = self._inputs(batch)
         state_in = batch.get("state_in")
-        remembered, state = self.encoder.remember(obs, dtype, state_in, lengths)
+        begins = batch.get(BEGINS)
+        remembered, state = self.encoder.remember(obs, dtype, state_in, lengths, begins)
         features = self.encoder.hidden_layers(remembered)
         if self.value_encoder is None or (acts and not self._has_value_state(state_in)):
             return features, features, state
@@ -321,7 +340,7 @@ class RecurrentActorCriticModule(DefaultActorCriticModule):
         value_state_in = None
         if state_in is not None:
             value_state_in = {name: state_in[VALUE_STATE_PREFIX + name] for name in self.value_encoder.initial_state()}
-        value_features, value_state = self.value_encoder(obs, dtype, value_state_in, lengths)
+        value_features, value_state = self.value_encoder(obs, dtype, value_state_in, lengths, begins)
         state = state | {VALUE_STATE_PREFIX + name: leaf for name, leaf in value_state.items()}
         return features, value_features, state
 
