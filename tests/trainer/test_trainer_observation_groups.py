@@ -17,6 +17,7 @@ from test_trainer_central_critic import HiddenGame, shared_config
 from trainer_tools import learned
 
 from lockstep import Policy, PPOConfig, RLModule, RLModuleSpec, get_config
+from lockstep.connectors import PreviousActions
 from lockstep.data import SingleAgentEpisode
 from lockstep.data.groups import central_groups, with_state_space
 from lockstep.export import load_export
@@ -188,6 +189,25 @@ def test_acting_and_exports_need_the_entries_of_the_policy_only(model, tmp_path)
     loaded = Policy.from_checkpoint(policy.save_to_path(tmp_path / "policy"))
     again = loaded.compute_actions(seen)
     assert np.array_equal(again[0] if policy.is_stateful else again, actions[0])
+
+
+def previous(observation_space: Any, action_space: Any) -> Any:
+    return PreviousActions(action_space)
+
+
+def test_an_entry_that_a_connector_adds_asks_acting_for_no_others(tmp_path):
+    config = robot_config("ppo", {"policy": ["proprio", "previous_actions"], "critic": ["heights"]})
+    trainer = config.env_runners(env_to_module_connector=previous).build_trainer()
+    trainer.run()
+    policy = trainer.policy
+    seen = rows(4, "proprio")
+    first = policy.compute_actions(seen)
+    second = policy.compute_actions(seen)
+    assert not np.array_equal(first, second)  # the actions before are others
+    policy.reset()
+    assert np.array_equal(policy.compute_actions(rows(4)), first)
+    policy.export(tmp_path / "export")
+    assert [entry["name"] for entry in load_export(tmp_path / "export").card["observation"]] == ["obs/proprio"]
 
 
 def test_a_missing_entry_of_the_policy_is_refused_by_name():
