@@ -268,9 +268,9 @@ HOST_RULES = (
         "random actions are drawn on a device for a Discrete space or a bounded Box only",
     ),
     HostRule(
-        "environment(frame_stack=...)",
-        lambda config, part: not part.connectors.recorded.is_identity,
-        "connectors whose output is stored, such as stacks of frames, run on the host",
+        "env_runners(env_to_module_connector=...)",
+        lambda config, part: not all(connector.on_device for connector in part.connectors.recorded.connectors),
+        "a connector whose output is stored may read values on the host unless its class sets on_device = True",
     ),
     HostRule(
         "training(learner_connector=...)",

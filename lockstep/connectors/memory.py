@@ -70,6 +70,7 @@ class FrameStack(RowMemory):
     """
 
     keeps_entries = True
+    on_device = True
 
     def __init__(self, num_frames: int = 4) -> None:
         self.num_frames = check_whole("num_frames", num_frames, 1)

@@ -27,6 +27,7 @@ from lockstep.rollout.stepper import StepMode, Stepper
 from lockstep.rollout.tensor_episodes import TensorEpisodes
 from lockstep.rollout.tensor_exploration import TensorExplorationState, TensorPolicy
 from lockstep.rollout.tensor_memory import TensorMemory
+from lockstep.rollout.tensor_recording import TensorRecording
 from lockstep.state.streams import RandomStreams
 
 Rows = TypeVar("Rows", np.ndarray, Tensor)
@@ -112,9 +113,13 @@ class TensorStepper(Stepper):
                 )
             self._memory = TensorMemory(part.module, env.num_envs)
 
-        first_obs = self._in_space_order(self.tensors.get_observations())
-        self._obs: Tree = map_tree(torch.empty_like, first_obs)
-        """`[B, ...]` observations that the next step acts on, always at the same addresses, which a graph reads."""
+        self._recording = TensorRecording(part.recorded, env.num_envs, network_device)
+        """Connectors whose output is stored, with their memories."""
+        raw_obs = self._in_space_order(self.tensors.get_observations())
+        self._obs: Tree = map_tree(torch.empty_like, raw_obs)
+        """`[B, ...]` observations of the environments before the next step, always at the same addresses, which a graph
+        reads."""
+        first_obs = self._recording.stored(raw_obs, self._recording.memories)[0]
         first_actions = self._act(part, first_obs)
         self.is_replay = replay is not None
         """Whether steps are stored in a `TensorReplay`. Only then actions may be random: an on-policy algorithm
@@ -155,7 +160,7 @@ class TensorStepper(Stepper):
     @property
     def observation_space(self) -> spaces.Space[Any]:
         """Space of the stored observations."""
-        space: spaces.Space[Any] = self.env.observation_space
+        space: spaces.Space[Any] = sole_part(self.policy).stored_observation_space
         return space
 
     @property
@@ -196,6 +201,7 @@ class TensorStepper(Stepper):
             self._exploring.forget()
         if self._memory is not None:
             self._memory.forget()
+        self._recording.forget()
         self._buffer.cut()
         self.episodes.is_begun = True
 
@@ -397,10 +403,11 @@ class TensorStepper(Stepper):
         buffer = self._buffer
         obs = map_tree(torch.Tensor.clone, self._obs)
         for t in range(self.num_steps):
-            buffer.begin_step(t, obs)
+            stored_obs, memories = self._recording.stored(obs, self._recording.memories)
+            buffer.begin_step(t, stored_obs)
             if self._memory is not None:
                 cast(TensorRollout, buffer).write_memory(t, self._memory.state, self._memory.begins)
-            actions = act(obs)
+            actions = act(stored_obs)
             acted_on = obs
             env_actions = self._to_env(part, actions)
             if not self._is_ours:
@@ -417,7 +424,10 @@ class TensorStepper(Stepper):
             if not self._is_ours:
                 self.tensors.check_final_observations(obs, dones, extras)
             final_obs = final_observations(acted_on, obs, dones, extras)
-            buffer.end_step(t, actions, rewards, dones, {**extras, "final_obs": final_obs})
+            # The last observation of an episode continues its memory. The next one begins it anew.
+            stored_final_obs = self._recording.stored(final_obs, memories)[0]
+            self._recording.after_step(memories, dones)
+            buffer.end_step(t, actions, rewards, dones, {**extras, "final_obs": stored_final_obs})
             self._running.step(t, rewards, dones)
             if self._exploring is not None:
                 self._exploring.after_step(dones)
@@ -431,13 +441,15 @@ class TensorStepper(Stepper):
     # -- state ---
 
     def get_state(self) -> dict[str, Any]:
-        state = {
+        state: dict[str, Any] = {
             "env": self._env_state() if self.episodes.is_begun else None,
             "returns": self._gather_rows(self._running.returns.cpu().numpy().copy()),
             "lengths": self._gather_rows(self._running.lengths.cpu().numpy().copy()),
         }
         if self._exploring is not None:
             state["exploring"] = self._exploring.get_state(self._gather_rows)
+        if self._recording.memories:
+            state["recording"] = self._recording.get_state(self._gather_rows)
         if self._memory is not None:
             state["memory"] = self._memory.get_state(self._gather_rows)
         return state
@@ -480,6 +492,8 @@ class TensorStepper(Stepper):
         self._running.lengths.copy_(self.share.of(torch.from_numpy(np.array(state["lengths"]))))
         if self._exploring is not None and "exploring" in state:
             self._exploring.set_state(state["exploring"], self.share)
+        if self._recording.memories:
+            self._recording.set_state(state["recording"], self.share)
         if self._memory is not None:
             self._memory.set_state(state["memory"], self.share)
         self.episodes.is_begun = True

@@ -1,4 +1,5 @@
-"""Explorations, V-trace and connectors of train columns in CUDA graphs: the bits of single launches, exact resume."""
+"""Explorations, V-trace, stacks of frames and connectors of train columns in CUDA graphs: the bits of single launches,
+exact resume."""
 
 from __future__ import annotations
 
@@ -29,6 +30,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dqn, noisy weights": ("dqn", {"env_runners.exploration": "noisy"}),
     "sac, clipped rewards": ("sac", {"training.learner_connector": clipped_rewards}),
     "ppo, clipped rewards": ("ppo", {"training.learner_connector": clipped_rewards}),
+    "ppo, stacks of frames": ("ppo", {"environment.frame_stack": 3}),
+    "sac, stacks of frames": ("sac", {"environment.frame_stack": 3}),
     "impala": ("impala", {}),
     "appo": ("appo", {"training.use_kl_loss": True}),
 }

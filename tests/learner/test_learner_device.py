@@ -14,7 +14,7 @@ from parts import fast_if
 from tensor_trees import TreeCartPole
 
 from lockstep import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig
-from lockstep.connectors import ClipRewards, Connector
+from lockstep.connectors import ClipRewards, Connector, FrameStack
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import map_tree, rows_of
 from lockstep.envs.tensor import make_tensor_env
@@ -39,6 +39,7 @@ def config_of(
     *,
     normalize: bool = False,
     normalize_rewards: bool = False,
+    frame_stack: int = 1,
     model: dict[str, Any] | None = None,
     **training: Any,
 ) -> Any:
@@ -46,6 +47,7 @@ def config_of(
     config = (
         make()
         .environment(env, normalize_observations=normalize, normalize_rewards=normalize_rewards, clip_rewards=2.0)
+        .environment(frame_stack=frame_stack)
         .env_runners(num_envs_per_env_runner=B, rollout_fragment_length=T)
     )
     config.training(train_batch_size=T * B, lr=1e-2, **training).framework(dtype="float64").debugging(seed=3)
@@ -98,7 +100,10 @@ def rollout_spaces(rollout: Any) -> tuple[Any, Any]:
     if isinstance(rollout.obs, dict):
         return TreeCartPole.single_observation_space, TreeCartPole.single_action_space
     env = make_tensor_env("tensor/CartPole-v1" if rollout.actions.dim() == 2 else "tensor/Pendulum-v1", 1)
-    return env.single_observation_space, env.single_action_space
+    space = env.single_observation_space
+    if rollout.obs.dim() == 4:  # stacks [T, B, frames, ...]
+        space = FrameStack(rollout.obs.shape[2]).output_space(space)
+    return space, env.single_action_space
 
 
 def permutations(learner: Any) -> Any:
@@ -169,6 +174,7 @@ CASES = {
     "ppo, attention": partial(
         config_of, minibatch_size=None, num_epochs=2, model={"attention": {"memory": 5, "size": 8, "num_heads": 2}}
     ),
+    "ppo, stacks of frames": partial(config_of, minibatch_size=32, num_epochs=2, normalize=True, frame_stack=3),
     "a2c": partial(config_of, A2CConfig),
     "a2c, gru": partial(config_of, A2CConfig, model=GRU),
     "a2c, rewards normalised": partial(config_of, A2CConfig, normalize_rewards=True),
@@ -185,9 +191,16 @@ CASES = {
         config_of, APPOConfig, minibatch_size=32, num_epochs=2, use_kl_loss=True, target_network_update_freq=1, tau=0.5
     ),
 }
-FAST_CASES = {*list(CASES)[::3], "ppo, a tree", "ppo, lstm", "ppo, lstm, minibatches, rewards normalised"}
+FAST_CASES = {
+    *list(CASES)[::3],
+    "ppo, a tree",
+    "ppo, stacks of frames",
+    "ppo, lstm",
+    "ppo, lstm, minibatches, rewards normalised",
+}
 LIMITS = {"ppo, lstm, minibatches, rewards normalised": 8}
 """Largest lengths of episodes other than 12: there each episode is one sequence of the device as well."""
+FAST_CASES = {*list(CASES)[::3], *LIMITS, "ppo, a tree", "ppo, stacks of frames", "ppo, lstm"}
 EACH_CASE = pytest.mark.parametrize("case", fast_if(FAST_CASES.__contains__, CASES))
 
 

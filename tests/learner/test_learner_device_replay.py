@@ -74,6 +74,7 @@ NORMALISED = {
     **{name: partial(normalised, name, "tensor/CartPole-v1") for name in OTHERS if not takes(name, "box")},
 }
 CASES["dqn, noisy weights"] = lambda: config_of("dqn", "tensor/CartPole-v1").env_runners(exploration="noisy")
+CASES["dqn, stacks of frames"] = lambda: config_of("dqn", "tensor/CartPole-v1").environment(frame_stack=3)
 BETA = [[0, 0.4], [60 * B, 1.0]]
 
 

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from lockstep import A2CConfig, APPOConfig, DQNConfig, FlashSACConfig, IMPALAConfig, PPOConfig, REINFORCEConfig
 from lockstep.algorithms.ppo import PPOLearner
 from lockstep.builder.tensor_collectors import HOST_RULES
-from lockstep.connectors import ClipRewards, Connector
+from lockstep.connectors import ClipRewards, Connector, PreviousActions
 from lockstep.envs import make_vector
 from lockstep.envs.tensor import CartPole, TensorBoundary, make_tensor_env
 from lockstep.modules import RecurrentActorCriticModule, RLModuleSpec
@@ -151,10 +151,12 @@ class OwnBatch(PPOLearner):
         ppo_config().environment(normalize_rewards=True),
         ppo_config().training(learner_connector=lambda *_: ClipRewards()),
         ppo_config().rl_module(model_config={"recurrent": "gru"}),
+        ppo_config().environment(frame_stack=4),
         config_of(DQNConfig),
         config_of(DQNConfig).replay(prioritized=True),
         config_of(DQNConfig).environment(normalize_observations=True, normalize_rewards=True),
         config_of(FlashSACConfig, "tensor/Pendulum-v1"),
+        config_of(DQNConfig).environment(frame_stack=4),
     ],
 )
 def test_steps_stay_on_the_device_without_a_warning(config):
@@ -215,7 +217,9 @@ NEEDS_HOST = {
     "environment(normalize_observations=...)": lambda: with_statistics(ppo_config()),
     "replay(ignore_obs_next=True)": lambda: config_of(DQNConfig).replay(ignore_obs_next=True),
     "replay(storage=...)": lambda: config_of(DQNConfig).replay(storage="memmap"),
-    "environment(frame_stack=...)": lambda: ppo_config().environment(frame_stack=2),
+    "env_runners(env_to_module_connector=...)": lambda: ppo_config().env_runners(
+        env_to_module_connector=lambda _, actions: PreviousActions(actions)
+    ),
     "training(learner_connector=...)": lambda: ppo_config().training(learner_connector=lambda *_: OwnConnector()),
     "training(intrinsic_reward=...)": lambda: ppo_config().training(intrinsic_reward="rnd"),
     "env_runners(batch_mode='complete_episodes')": lambda: ppo_config().env_runners(
@@ -255,14 +259,14 @@ def test_what_the_device_cannot_do_is_refused_by_name(feature):
 
 
 def test_all_reasons_are_named_at_once():
-    config = ppo_config().environment(frame_stack=2).training(intrinsic_reward="rnd")
-    with pytest.raises(ValueError, match=r"'tensor/CartPole-v1' .*frame_stack.*intrinsic_reward"):
+    config = ppo_config().callbacks(WatchesEpisodes).training(intrinsic_reward="rnd")
+    with pytest.raises(ValueError, match=r"'tensor/CartPole-v1' .*intrinsic_reward.*callbacks"):
         config.build_collector()
 
 
 def test_a_run_through_the_host_trains():
-    with pytest.warns(UserWarning, match="frame_stack"):
-        trainer = ppo_config().environment(frame_stack=2).env_runners(allow_host=True).build_trainer()
+    with pytest.warns(UserWarning, match="intrinsic_reward"):
+        trainer = ppo_config().training(intrinsic_reward="rnd").env_runners(allow_host=True).build_trainer()
     next(trainer)
     assert trainer.gradient_step > 0
 

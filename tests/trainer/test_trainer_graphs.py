@@ -22,6 +22,7 @@ OPTIONS: dict[str, Any] = {
     "scheduled rates": lambda config: config.training(lr=[[0, 1e-2], [10**4, 1e-3]]),
     "correlated noise": lambda config: config.env_runners(exploration="ou"),
     "gSDE": lambda config: config.env_runners(exploration="gsde"),
+    "stacks of frames": lambda config: config.environment(frame_stack=3),
     "memory": lambda config: config.rl_module(model_config={"hiddens": (4,), "recurrent": "lstm"}),
     "clipped rewards": lambda config: config.training(learner_connector=lambda *_: ClipRewards()),
 }
@@ -33,6 +34,7 @@ CASES = [
     ("sac", "normalised observations"),
     *(("ppo", option) for option in ("gSDE", "clipped rewards", "memory")),
     ("a2c", "memory"),
+    *((name, "stacks of frames") for name in ("ppo", "sac")),
 ]
 
 
