@@ -110,6 +110,9 @@ class AlgorithmCase:
     """names of some of its optimizers"""
     imitates: bool = False
     """whether its data must be an expert's"""
+    teacher: Callable[..., Any] | None = None
+    """function that makes the policy to learn from, of a function that makes an environment, and rows of its best
+    actions"""
     walks: tuple[str, ...] = ()
     """kinds of actions with which random walks draw it (`tests/product`): who adds an algorithm here, or moves one,
     changes the walk of every seed"""
@@ -167,6 +170,16 @@ ATOMS = {"num_atoms": 21, "v_min": -2.0, "v_max": 3.0}  # none at 1 / (1 - gamma
 FEW_ATOMS = {"num_atoms": 5, "v_min": -10.0, "v_max": 40.0}
 CONSERVATIVE = {"min_q_weight": 0.1, "actor_lr": 3e-3, "tau": 0.05, **TEMPERATURE}
 IMPLICIT = {"tau": 0.05, "beta": 10.0, "expectile": 0.8}
+
+
+def cloned(make: Callable[[], Any], rows: Any) -> Any:
+    """Return a policy that has learned the actions of recorded rows."""
+    config = get_config("bc").environment(make).offline_data(input_=rows).training(lr=1e-2, train_batch_size=64)
+    config.rl_module(model_config={"hiddens": (16,)}).evaluation(evaluation_interval=0).debugging(seed=1)
+    trainer = config.reporting(total_steps=400, steps_per_epoch=400).build_trainer()
+    trainer.run()
+    return trainer.policy
+
 
 DQN = AlgorithmCase(
     product=VALUES_PRODUCT,
@@ -652,7 +665,13 @@ ALGORITHM_CASES: dict[str, AlgorithmCase] = {
         lacks={},
         walks=("Box",),
     ),
-    "distillation": AlgorithmCase(product={}, probes={}, takes_batches=False, has_values=False),
+    "distillation": AlgorithmCase(
+        product={"lr": 1e-2, "train_batch_size": 128, "minibatch_size": 32, "num_epochs": 4},
+        probes={},
+        takes_batches=False,
+        has_values=False,
+        teacher=cloned,
+    ),
     "bc": AlgorithmCase(
         product=OFFLINE_PRODUCT,
         probes={},

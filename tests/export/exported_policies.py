@@ -110,13 +110,13 @@ def cells() -> Iterator[tuple[str, ...]]:
     They are cells of the product's cover. Networks of one class act alike: of all cells together each pair of levels
     occurs, and with each class of network each level; each algorithm has at least two.
     """
-    offline = {config.algorithm for config in ALGORITHMS if config.is_offline}
+    without_connectors = {config.algorithm for config in ALGORITHMS if config.is_offline or config.needs_teacher}
     seen: set[Any] = set()
     number: Counter[str] = Counter()
     for row in json.loads(COVER.read_text()):
         algorithm, observations, actions, mask, memory, _, _, normalized, *_ = row
         connectors = CONNECTORS[number.total() % len(CONNECTORS)]
-        if algorithm in offline or (connectors == "frames" and observations == "Discrete"):
+        if algorithm in without_connectors or (connectors == "frames" and observations == "Discrete"):
             connectors = "none"
         moved = "normalised" if normalized in ("observations", "both") else "as it is"
         cell = (algorithm, observations, actions, mask, memory, moved, connectors)

@@ -90,5 +90,5 @@ def test_so_does_all_else(name, tmp_path):
 
 
 def test_every_algorithm_is_exported():
-    assert {cell[0] for cell in CELLS} == {config.algorithm for config in ALGORITHMS if not config.needs_teacher}
+    assert {cell[0] for cell in CELLS} == {config.algorithm for config in ALGORITHMS}
     assert len(CELLS) >= 60

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch.distributed
 from algorithm_cases import ALGORITHM_CASES, has_option
-from cue_env import ACTIONS, CUES, OBSERVATIONS, CueEnv, distance
+from cue_env import ACTIONS, CUES, OBSERVATIONS, CueEnv, HintEnv, distance
 
 from lockstep import ALGORITHMS, SampleBatch, get_config
 from lockstep.config import base as base_config
@@ -26,7 +26,7 @@ from lockstep.learner.many.sharding import shards_of
 Cell = Mapping[str, str]
 """one level of each factor"""
 FACTORS: dict[str, tuple[str, ...]] = {
-    "algorithm": tuple(config.algorithm for config in ALGORITHMS if not config.needs_teacher),
+    "algorithm": tuple(config.algorithm for config in ALGORITHMS),
     "observations": tuple(OBSERVATIONS),
     "actions": tuple(ACTIONS),
     "mask": ("no mask", "mask"),
@@ -55,7 +55,8 @@ def configured(cell: Cell, turned: bool = False) -> Any:
     """
     name, actions, remembers = cell["algorithm"], cell["actions"], cell["memory"] != "no memory"
     config, in_a_box = get_config(name), actions in ("Box", "Dict")
-    make = partial(CueEnv, cell["observations"], actions, cell["mask"] == "mask", remembers, turned)
+    is_masked, teacher = cell["mask"] == "mask", ALGORITHM_CASES[name].teacher
+    make = partial(CueEnv, cell["observations"], actions, is_masked, remembers, turned, teacher is not None)
     config.environment(
         make,
         normalize_observations=cell["normalized"] in ("observations", "both"),
@@ -74,6 +75,10 @@ def configured(cell: Cell, turned: bool = False) -> Any:
         **images,
     }
     config.rl_module(model_config={**model, **MEMORIES[cell["memory"]]})
+    if teacher is not None:
+        seen = [key for key in make().observation_space.spaces if key not in ("hint", "action_mask")]
+        config.rl_module(observation_groups={"policy": seen, "teacher": ["hint"]})
+        config.training(teacher=teacher_of(teacher, actions, is_masked, turned))
     if cell["memory"] == "attention":
         config.training(lr=3e-3)
     if config.is_offline:
@@ -93,6 +98,15 @@ def configured(cell: Cell, turned: bool = False) -> Any:
     if cell["learners"] == "2 learners":
         config.learners(num_learners=2)
     return config.framework(compile=cell["compile"] == "compile", compile_after=0)
+
+
+@cache
+def teacher_of(make_teacher: Callable[..., Any], actions: str, mask: bool, turned: bool) -> Any:
+    """Return a teacher that knows the best actions of these spaces from the entry "hint"."""
+    make = partial(HintEnv, actions, mask, turned)
+    policy = make_teacher(make, played(make(), 1.0))
+    assert error(policy, make()) < 0.1
+    return policy
 
 
 def played(env: CueEnv, share: float, episodes: int = 128) -> SampleBatch:

@@ -44,7 +44,7 @@ class CueEnv(gym.Env[Any, Any]):
 
     With `memory` the second observation is blank, so that the cue has to be remembered. With `mask` there is one choice
     more, which observations forbid; taking it raises `ValueError`. `turned`: each cue asks for what
-    belongs to the other.
+    belongs to the other. `hint`: the entry "hint" shows in both steps which cue the best action belongs to.
     """
 
     state_attributes = ("cue", "t")
@@ -56,16 +56,20 @@ class CueEnv(gym.Env[Any, Any]):
         mask: bool = False,
         memory: bool = False,
         turned: bool = False,
+        hint: bool = False,
     ) -> None:
-        self.kind, self.mask, self.memory, self.turned = observations, mask, memory, turned
+        self.kind, self.mask, self.memory, self.turned, self.hint = observations, mask, memory, turned, hint
         self.observation_space = OBSERVATIONS[observations]
         self.action_space = (MASKED if mask else ACTIONS)[actions]
-        if mask:
+        if mask or hint:
             inner = self.observation_space
             parts = dict(inner.spaces) if isinstance(inner, spaces.Dict) else {"observations": inner}
-            self.allowed = mask_of(self.action_space)
-            space = mask_space(self.allowed)
-            self.observation_space = spaces.Dict({**parts, "action_mask": space})
+            if mask:
+                self.allowed = mask_of(self.action_space)
+                parts["action_mask"] = mask_space(self.allowed)
+            if hint:
+                parts["hint"] = OBSERVATIONS["Box"]
+            self.observation_space = spaces.Dict(parts)
         self.cue, self.t = 0, 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -101,10 +105,25 @@ class CueEnv(gym.Env[Any, Any]):
     def _observe(self) -> Any:
         shown = BLANK if self.memory and self.t else self.cue
         observation = shown_as(self.kind, shown)
-        if not self.mask:
+        if not self.mask and not self.hint:
             return observation
         parts = observation if isinstance(observation, dict) else {"observations": observation}
-        return {**parts, "action_mask": self.allowed}
+        if self.mask:
+            parts = {**parts, "action_mask": self.allowed}
+        if self.hint:
+            parts = {**parts, "hint": shown_as("Box", self.wanted)}
+        return parts
+
+
+class HintEnv(CueEnv):
+    """What the teacher of a student in `CueEnv` sees: the entry "hint" alone, as an array."""
+
+    def __init__(self, actions: str, mask: bool, turned: bool) -> None:
+        super().__init__("Box", actions, mask, turned=turned)
+        self.observation_space = OBSERVATIONS["Box"]
+
+    def _observe(self) -> Any:
+        return shown_as("Box", self.wanted)
 
 
 def shown_as(kind: str, cue: int) -> Any:
