@@ -22,20 +22,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self, Unpack
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lockstep.algorithms.families.q_learning import outputs_of_actions
 from lockstep.builder.algorithm_config import AlgorithmConfig
 from lockstep.data.columns import Columns
+from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trajectories import Trajectories
 from lockstep.learner.config import TrainingSection
-from lockstep.learner.inputs import check_outputs, recorded_columns
+from lockstep.learner.inputs import check_columns, check_outputs, recorded_columns, recorded_columns_on_device
 from lockstep.learner.learner import Learner, Outputs
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import DefaultQModule
 from lockstep.ops import lambda_returns
+from lockstep.ops.device_returns import tensor_lambda_returns
 from lockstep.options.schedules import ScheduleLike
 from lockstep.options.section import ConfigT, option
 
@@ -67,13 +68,15 @@ class PQNLearner(Learner[PQNTraining]):
     def required_columns(self, module_id: str) -> tuple[str, ...]:
         return (Columns.OBS, Columns.ACTIONS, Columns.VALUE_TARGETS)
 
-    def prepare_batch(self, trajectories: Trajectories, *, module_id: str) -> TensorColumns:
+    def prepare_batch(self, trajectories: Trajectories | TensorRollout, *, module_id: str) -> TensorColumns:
         """Return the columns of a rollout with its Q(lambda) targets."""
+        if trajectories.is_on_device:
+            return self._prepare_on_device(module_id, trajectories)
         config = self.config_of(module_id)
         columns = recorded_columns(self.to_tensor, self.connectors[module_id], trajectories)
         targets = lambda_returns(
             columns[Columns.REWARDS].cpu().numpy().reshape(trajectories.shape),
-            self.best_next_values(module_id, columns).reshape(trajectories.shape),
+            self.best_next_values(module_id, columns).cpu().numpy().reshape(trajectories.shape),
             trajectories.terminateds,
             trajectories.cuts,
             gamma=config.gamma,
@@ -86,14 +89,37 @@ class PQNLearner(Learner[PQNTraining]):
         }
         return self.train_columns(module_id, train_columns, trajectories)
 
+    def _prepare_on_device(self, module_id: str, rollout: TensorRollout) -> TensorColumns:
+        """Return the columns of a rollout on a device with its Q(lambda) targets. The host does not wait."""
+        config = self.config_of(module_id)
+        columns = recorded_columns_on_device(self.to_tensor, self.connectors[module_id], rollout)
+        targets = tensor_lambda_returns(
+            columns[Columns.REWARDS].view(rollout.shape),
+            self.best_next_values(module_id, columns).view(rollout.shape),
+            rollout.terminateds,
+            rollout.cuts,
+            gamma=config.gamma,
+            lambda_=config.lambda_,
+        )
+        train_columns = {
+            Columns.OBS: columns[Columns.OBS],
+            Columns.ACTIONS: columns[Columns.ACTIONS],
+            Columns.VALUE_TARGETS: targets.flatten(),
+        }
+        check_columns(
+            train_columns, self.required_columns(module_id), self.module[module_id], module_id, type(self).__name__
+        )
+        return train_columns
+
     @torch.no_grad()
-    def best_next_values(self, module_id: str, columns: TensorColumns) -> np.ndarray:
+    def best_next_values(self, module_id: str, columns: TensorColumns) -> Tensor:
         """Return the value `[T * B]` of the best action at each next observation, with the present parameters."""
         module = self.module[module_id]
         with self.mixed_precision():
             out = module.forward_train({Columns.OBS: columns[Columns.NEXT_OBS]})
         check_outputs(out, ("q_values",), type(module).__name__, type(self).__name__)
-        return np.asarray(self.to_tensor(out["q_values"]).amax(-1).cpu().numpy())
+        values: Tensor = self.to_tensor(out["q_values"]).amax(-1)
+        return values
 
     def compute_loss_for_module(
         self, *, module_id: str, config: PQNTraining, batch: TensorColumns, fwd_out: Outputs
@@ -110,6 +136,7 @@ class PQNConfig(AlgorithmConfig):
 
     algorithm = "pqn"
     explorations = ("epsilon",)
+    learns_from_tensors = True
     learner_class = PQNLearner
     training_class = PQNTraining
     module_class = DefaultQModule

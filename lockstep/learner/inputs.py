@@ -27,6 +27,7 @@ from lockstep.data.actions import (
 )
 from lockstep.data.columns import Columns, is_state_column
 from lockstep.data.sample_batch import MultiAgentBatch, SampleBatch
+from lockstep.data.tensor_rollout import TensorRollout
 from lockstep.data.trajectories import Trajectories
 from lockstep.data.trees import Tree, has_numbers, leaves, map_tree
 from lockstep.learner.config import check_policies_to_train
@@ -240,6 +241,25 @@ def recorded_columns(to_tensor: ToTensor, connectors: ModuleConnectors, trajecto
     for name, column in extras.items():
         if column is not None and name not in columns and has_numbers(column):
             columns[name] = map_tree(lambda leaf: np.ascontiguousarray(leaf).reshape(-1, *leaf.shape[2:]), column)
+    return connectors.train_columns({name: map_tree(to_tensor, column) for name, column in columns.items()})
+
+
+def recorded_columns_on_device(
+    to_tensor: ToTensor, connectors: ModuleConnectors, rollout: TensorRollout
+) -> TensorColumns:
+    """Return the columns of a rollout on a device as a train batch; see `recorded_columns`. The host does not wait."""
+
+    def flat(obs: Tree) -> Tree:
+        return map_tree(lambda leaf: leaf.flatten(0, 1), obs)
+
+    columns: dict[str, Any] = {
+        Columns.OBS: connectors.obs(flat(rollout.obs)),
+        Columns.ACTIONS: rollout.actions.flatten(0, 1),
+        Columns.REWARDS: connectors.learning_rewards_on_device(rollout).flatten(),
+        Columns.NEXT_OBS: connectors.obs(flat(rollout.next_obs)),
+        Columns.TERMINATEDS: rollout.terminateds.flatten(),
+        Columns.TRUNCATEDS: rollout.cuts.flatten(),
+    }
     return connectors.train_columns({name: map_tree(to_tensor, column) for name, column in columns.items()})
 
 

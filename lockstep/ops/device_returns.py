@@ -1,4 +1,4 @@
-"""Generalized advantage estimation and V-trace on tensors of any device.
+"""Generalized advantage estimation, TD(lambda) returns and V-trace on tensors of any device.
 
 `lockstep.ops.returns` computes the same from numpy arrays, in a compiled kernel; its conventions hold here. Sums run in
 the dtype of the values (there: in float64), because many devices are slow in float64.
@@ -46,6 +46,31 @@ def tensor_gae(
     for t in range(len(advantages) - 2, -1, -1):
         advantages[t].addcmul_(decay[t], advantages[t + 1])
     return advantages, advantages + values
+
+
+def tensor_lambda_returns(
+    rewards: Tensor, next_values: Tensor, terminateds: Tensor, cuts: Tensor, *, gamma: float, lambda_: float
+) -> Tensor:
+    """Return the TD(lambda) returns of a rollout, `[T, B]`, as `lockstep.ops.lambda_returns` does.
+
+    Args:
+        rewards: `[T, B]`.
+        next_values: `[T, B]`, value of the true next observation.
+        terminateds: `[T, B]` bool, whether the episode terminated with this step.
+        cuts: `[T, B]` bool, whether the next row belongs to another episode (terminated or truncated).
+        gamma: Discount in [0, 1].
+        lambda_: In [0, 1]. 0 takes one step of rewards, 1 the rest of the episode or rollout.
+    """
+    is_last = cuts.clone()
+    is_last[-1] = True
+    # Where no row follows, the next value has the whole weight.
+    bootstrap_weights = torch.where(is_last, gamma, rewards.new_full((), gamma * (1.0 - lambda_)))
+    # `where`, not a product with the mask: the next value of a terminated row may be NaN and must not be used.
+    returns = torch.where(terminateds, 0.0, next_values).mul_(bootstrap_weights).add_(rewards)
+    decay = torch.where(is_last, 0.0, rewards.new_full((), gamma * lambda_))
+    for t in range(len(returns) - 2, -1, -1):
+        returns[t].addcmul_(decay[t], returns[t + 1])
+    return returns
 
 
 def tensor_vtrace(

@@ -13,7 +13,7 @@ from host_waits import HostWaitError, NoWaits
 from parts import fast_if
 from tensor_trees import TreeCartPole
 
-from lockstep import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig
+from lockstep import A2CConfig, APPOConfig, IMPALAConfig, PPOConfig, PQNConfig
 from lockstep.connectors import ClipRewards, Connector, FrameStack
 from lockstep.data.rollout import RolloutStore
 from lockstep.data.trees import map_tree, rows_of
@@ -178,6 +178,10 @@ CASES = {
     "a2c": partial(config_of, A2CConfig),
     "a2c, gru": partial(config_of, A2CConfig, model=GRU),
     "a2c, rewards normalised": partial(config_of, A2CConfig, normalize_rewards=True),
+    "pqn": partial(config_of, PQNConfig, minibatch_size=32, epsilon=1.0),
+    "pqn, rewards normalised": partial(
+        config_of, PQNConfig, minibatch_size=None, epsilon=1.0, normalize=True, normalize_rewards=True
+    ),
     "impala": partial(config_of, IMPALAConfig, minibatch_size=32, num_epochs=2, lambda_=0.9),
     "impala, a box, not corrected, rewards normalised": partial(
         config_of, IMPALAConfig, env_id="tensor/Pendulum-v1", vtrace=False, normalize_rewards=True

@@ -7,11 +7,13 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from parts import examples
 
 from lockstep.ops import discounted_returns, gae, lambda_returns, monte_carlo_returns, n_step_returns, vtrace
+from lockstep.ops.device_returns import tensor_lambda_returns
 
 # Environment 0: truncated after row 1 (final value 5), terminated after row 3 (the 7 must not be read).
 # Environment 1: nothing ends, the trace is cut after row 3 with a next value of 4.
@@ -143,6 +145,17 @@ def test_lambda_returns_kernel_equals_the_forward_view(trace, gamma, lambda_):
     returns = lambda_returns(rewards, *rest, gamma=gamma, lambda_=lambda_)
     expected = columns(plain_lambda_returns, (rewards, *rest), gamma, lambda_)
     np.testing.assert_allclose(returns, expected, atol=1e-12)
+
+
+@fast
+@given(trace=traces(), gamma=unit, lambda_=unit)
+def test_lambda_returns_of_tensors_equal_the_kernel(trace, gamma, lambda_):
+    rewards, _, next_values, terminateds, truncateds = trace
+    expected = lambda_returns(rewards, next_values, terminateds, truncateds, gamma=gamma, lambda_=lambda_)
+    numbers = [torch.from_numpy(np.where(terminateds, np.nan, next_values)), torch.from_numpy(terminateds)]
+    cuts = torch.from_numpy(terminateds | truncateds)
+    found = tensor_lambda_returns(torch.from_numpy(rewards), *numbers, cuts, gamma=gamma, lambda_=lambda_)
+    np.testing.assert_allclose(found.numpy(), expected, atol=1e-12)
 
 
 @fast
