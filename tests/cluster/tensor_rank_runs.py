@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from lockstep import A2CConfig, APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, PQNConfig, SACConfig
+from lockstep import A2CConfig, APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig
 from lockstep.envs.tensor import CartPole, Pendulum
 
 
@@ -81,7 +81,6 @@ MAKE = {
     "sac, correlated noise": lambda: explored(replay("tensor/Pendulum-v1", SACConfig), "ou", sigma=0.3),
     "dqn, noisy weights": lambda: explored(replay("tensor/CartPole-v1", DQNConfig), "noisy"),
     "dqn": lambda: replay("tensor/CartPole-v1", DQNConfig, n_step=3),
-    "pqn": lambda: normalised(on("tensor/CartPole-v1", PQNConfig, **PASSES)),
     "ppo, a class, normalised": lambda: normalised(on(Swing, PPOConfig, **PASSES)),
     "sac, a class, normalised": lambda: normalised(replay(Swing, SACConfig)),
     "dqn, hindsight": lambda: replay(Bits, DQNConfig, her=True, her_strategy="episode"),

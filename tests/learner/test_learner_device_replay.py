@@ -66,11 +66,12 @@ def normalised(name: str, env_id: Any = "tensor/Pendulum-v1", n_step: int = 1, *
     return config.environment(normalize_observations=True, normalize_rewards=not config.training.return_bound)
 
 
+BOUNDED = [name for name in OTHERS if has_option(name, "bounded_rewards")]
 NORMALISED = {
     "sac, a tree": partial(normalised, "sac", TreePendulum),
     "dqn, rewards of three steps": partial(normalised, "dqn", "tensor/CartPole-v1", 3),
-    "flashsac, bounded rewards": partial(normalised, "flashsac", bounded_rewards=True),
-    **{name: partial(normalised, name) for name in ("td3", "tqc", "crossq")},
+    **{f"{name}, bounded rewards": partial(normalised, name, bounded_rewards=True) for name in BOUNDED},
+    **{name: partial(normalised, name) for name in ("td3", *OTHERS) if takes(name, "box")},
     **{name: partial(normalised, name, "tensor/CartPole-v1") for name in OTHERS if not takes(name, "box")},
 }
 CASES["dqn, noisy weights"] = lambda: config_of("dqn", "tensor/CartPole-v1").env_runners(exploration="noisy")
@@ -316,7 +317,7 @@ def test_counters_of_the_host_advance_when_graphs_are_launched(case, monkeypatch
         assert torch.equal(replay.priorities.tree.values, other_replay.priorities.tree.values)
 
 
-MUST_NOT_WAIT = ("dqn, hindsight, by priority", "flashsac, bounded rewards, normalised")
+MUST_NOT_WAIT = ("dqn, hindsight, by priority", *(f"{name}, bounded rewards, normalised" for name in BOUNDED))
 
 
 @pytest.mark.parametrize("case", fast_if(lambda case: case in [*MUST_NOT_WAIT, *list(ALL_CASES)[::3]], ALL_CASES))

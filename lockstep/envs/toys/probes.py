@@ -437,7 +437,7 @@ class SparseMaze(gym.Env[Any, Any]):
         return distances
 
 
-def goal_functions(env: Any) -> tuple[GoalFunction, GoalFunction | None]:
+def goal_functions(env: object) -> tuple[GoalFunction, GoalFunction | None]:
     """Return the methods `compute_reward` and `compute_terminated` of an environment, or tensor environments, with
     goals.
 
