@@ -38,6 +38,7 @@ TAKEN = (
 NEVER_WRITTEN = {
     "LeafConnector": "a base without a transform",
     "RowMemory": "a base without a transform",
+    "OfOwnObservation": "made around connectors that users list, which are written",
     "CustomFeatures": "a part of a network",
     "ResidualBlock": "a part of a network",
     "Gate": "a part of a network",

@@ -114,10 +114,9 @@ def test_noise_on_actions_follows_its_schedule():
     [
         lambda config: config.replay(ignore_obs_next=True),
         lambda config: config.replay(storage="memmap"),
-        lambda config: config.environment(config.environment.env, frame_stack=2),
         lambda config: config.rl_module(model_config={"hiddens": (16,), "recurrent": "lstm"}),
     ],
-    ids=["ignore_obs_next", "memmap", "stacks", "memory"],
+    ids=["ignore_obs_next", "memmap", "memory"],
 )
 def test_what_the_device_cannot_do_goes_through_the_host_if_allowed(change):
     config = change(config_of())

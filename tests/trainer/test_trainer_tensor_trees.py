@@ -143,8 +143,9 @@ def test_groups_on_tensors_select_what_they_select_on_the_host(name, options):
 
 @pytest.mark.parametrize("name", FORMS)
 def test_a_policy_of_the_device_acts_on_dicts_of_the_host(name):
-    trainer = config_of(name, FORMS[name][1]).evaluation(evaluation_interval=1, evaluation_duration=2).build_trainer()
-    steps(trainer, 3)
+    # Made from the class, so that evaluation has environments of its own.
+    config = config_of(name, FORMS[name][1]).environment(FORMS[name][1])
+    trainer = steps(config.evaluation(evaluation_interval=1, evaluation_duration=2).build_trainer(), 3)
     assert np.isfinite(trainer.history[-1].test_collect_stat.returns_stat.mean)
     env = FORMS[name][1](1)
     obs = map_tree(lambda leaf: leaf.numpy()[0], env.reset(seed=1))
