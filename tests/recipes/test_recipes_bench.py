@@ -101,7 +101,7 @@ def test_seeds_stop_when_their_command_is_killed(tmp_path):
     ("words", "expected"),
     [
         (["bench", "run", "ppo", "CartPole-v9"], ["CartPole-v9", "CartPole-v1"]),
-        (["bench", "run", "pposs", "CartPole-v1"], ["pposs", "bench list"]),
+        (["bench", "run", "pposs", "CartPole-v1"], ["pposs", "did you mean 'ppo'"]),
         ([*SHORT, "--set", "training.lr=0.5"], ["training.lr", "0.5", "--again"]),
         ([*SHORT, "--jobs", "0"], ["--jobs", "0"]),
     ],

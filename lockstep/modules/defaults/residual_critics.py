@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -202,6 +203,13 @@ def normalize_units(weight: Tensor, dim: int) -> None:
     weight.div_(norms.clamp(min=LEAST_NORM))
 
 
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Return the context in which matrix products on a device are not in mixed precision."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
 class ResidualHead(nn.Module):
     """`ResidualMLP` and one linear layer above it, with the interface of `BatchedMLP`.
 
@@ -242,7 +250,7 @@ class ResidualHead(nn.Module):
             weight = weight.detach()
             bias = bias.detach()
         # In mixed precision, logits of 8 bits would blur the small differences between the values of actions.
-        with torch.autocast(features.device.type, enabled=False):
+        with full_precision(features.device):
             outputs = torch.baddbmm(bias, features.to(weight.dtype), weight)
         return outputs[:1] if first_only else outputs
 
@@ -313,7 +321,7 @@ class DefaultFlashSACModule(DefaultSACModule):
 
     def _head_outputs(self, head: nn.Linear, features: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the outputs of a head, in full precision also where the layers below have mixed precision."""
-        with torch.autocast(features.device.type, enabled=False):
+        with full_precision(features.device):
             outputs: Tensor = head(features.to(dtype))
         return outputs
 
