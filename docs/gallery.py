@@ -48,7 +48,7 @@ INTRODUCTION = """# Gallery
 
 What the recipes learn in less than ten minutes. Each was trained once, by the command that is shown. Returns are those
 of the last evaluation. A curve has all evaluations, with the deviation over their episodes. The video shows some frames
-of an episode of the best policy. Times are those of the results page, with one thread.
+of an episode of the best policy. Times are from the results page, with one thread.
 
 `python docs/gallery.py` makes this page. Several seeds of every recipe: [results](results.md)."""
 

@@ -99,7 +99,7 @@ class DistillationLearner(Learner[DistillationTraining]):
         It is loaded when it is first asked for, so that a student acts without the files of its teacher.
 
         Raises:
-            ValueError: There is no teacher, or it does not fit the student.
+            ValueError: There is no teacher, or the teacher does not fit the student.
         """
         teachers: dict[str, Teacher] = self.__dict__.setdefault("_teachers", {})
         if module_id not in teachers:
@@ -166,7 +166,7 @@ class DistillationConfig(AlgorithmConfig):
         """Build the collector of training data. Before that the teacher is loaded and compared with the student.
 
         Raises:
-            ValueError: There is no teacher, or it does not fit the student and the environment.
+            ValueError: There is no teacher, or the teacher does not fit student and environment.
         """
         policy = policy or self.build_policy()
         teacher = self._teacher_of(sole_part("the student", policy))

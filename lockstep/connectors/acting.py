@@ -57,7 +57,9 @@ class ActingObservations:
         has_other_memory: bool = False,
     ) -> None:
         stored_space: Any = raw_space if recorded.is_identity else recorded.observation_space
-        added = [key for connector in recorded.connectors for key in connector.added_entries]
+        added: list[str] = []
+        for connector in recorded.connectors:
+            added += connector.added_entries
         paths = needed_paths(raw_space, groups, added=added)
         stored_paths = needed_paths(stored_space, groups)
         leaves_state = has_central_state and POLICY in groups and STATE not in groups[POLICY]

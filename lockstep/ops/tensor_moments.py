@@ -70,6 +70,6 @@ class TensorMoments:
         return found
 
     def write(self, moments: RunningMoments) -> None:
-        """Replace the moments by those of the host."""
+        """Replace the moments by the host's."""
         numbers = np.concatenate([[moments.count], moments.mean.reshape(-1), moments.squares.reshape(-1)])
         self.numbers.copy_(torch.from_numpy(numbers))

@@ -524,7 +524,7 @@ class ActingPolicy:
             raise ValueError(
                 f"the central state of this environment is {other_state_space}, and the policy was made for "
                 f"{state_space}. multi_agent.centralized_critic=True takes state() where an environment has it, and "
-                "else the observations of all agents: give all environments, those of evaluation too, the same "
+                "else the observations of all agents: give all environments, also for evaluation, the same "
                 "state(), or set centralized_critic='observations'"
             )
 

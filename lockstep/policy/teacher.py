@@ -43,7 +43,7 @@ class Teacher:
             is defined.
 
     Raises:
-        ValueError: There is no policy, or it does not fit the student.
+        ValueError: There is no policy, or the policy does not fit the student.
     """
 
     def __init__(

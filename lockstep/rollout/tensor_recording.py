@@ -65,7 +65,7 @@ class TensorRecording:
         return obs, after
 
     def after_step(self, memories: list[Memory], dones: Tensor) -> None:
-        """Keep the memories after an observation, and begin those of environments whose episode ended, bool `[B]`."""
+        """Keep the memories after an observation, and reset them where an episode ended, bool `[B]`."""
         for memory, after, initial in zip(self.memories, memories, self._initial):
             for name, leaf in memory.items():
                 is_done = dones.view(-1, *[1] * (leaf.dim() - 1))

@@ -424,7 +424,7 @@ class TensorStepper(Stepper):
             if not self._is_ours:
                 self.tensors.check_final_observations(obs, dones, extras)
             final_obs = final_observations(acted_on, obs, dones, extras)
-            # The last observation of an episode continues its memory. The next one begins it anew.
+            # The last observation of an episode continues its memory. The next observation begins a new memory.
             stored_final_obs = self._recording.stored(final_obs, memories)[0]
             self._recording.after_step(memories, dones)
             buffer.end_step(t, actions, rewards, dones, {**extras, "final_obs": stored_final_obs})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -13,20 +14,15 @@ from gymnasium import spaces
 Observation = dict[str, npt.NDArray[np.float32]]
 
 
-class PrivilegedProbe(gym.Env[Observation, npt.NDArray[np.float32]]):
-    """Probe whose hidden entry decides the returns.
+class _HiddenLoad(gym.Env[Observation, npt.NDArray[np.float32]], ABC):
+    """Base of environments with observations `{"proprio": [2 numbers], "load": [load]}`, float32, from -1 to 1.
 
-    Observations are `{"proprio": [time, target], "load": [load]}`. A reward is `load - 0.1 (action - target)^2`. The
-    load stays the same in an episode, which terminates after ten steps. So nearly all variance of the returns comes
-    from the load, and the best action, the target, does not depend on it.
-
-    A critic that sees the load explains the returns. One that does not can only give their mean for each time.
+    The load is drawn for each episode, and the action is one number from -1 to 1. Subclasses define `length`,
+    `_begin`, `_proprio` and `step`.
     """
 
     metadata = {"render_modes": []}
-    state_attributes: ClassVar[tuple[str, ...]] = ("t", "target", "load")
-    """Names of the attributes that are the environment's state; see `lockstep.envs.env_state`."""
-    length: ClassVar[int] = 10
+    length: ClassVar[int]
     """Steps of an episode."""
 
     def __init__(self) -> None:
@@ -35,7 +31,6 @@ class PrivilegedProbe(gym.Env[Observation, npt.NDArray[np.float32]]):
         )
         self.action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
         self.t = 0
-        self.target = 0.0
         self.load = 0.0
 
     def reset(
@@ -45,8 +40,41 @@ class PrivilegedProbe(gym.Env[Observation, npt.NDArray[np.float32]]):
         super().reset(seed=seed)
         self.t = 0
         self.load = float(self.np_random.uniform(-1.0, 1.0))
-        self.target = float(self.np_random.uniform(-1.0, 1.0))
+        self._begin()
         return self._observe(), {}
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Draw what an episode begins with, besides the load."""
+
+    @abstractmethod
+    def _proprio(self) -> tuple[float, float]:
+        """Return the two numbers of the entry "proprio"."""
+
+    def _observe(self) -> Observation:
+        return {"proprio": np.array(self._proprio(), np.float32), "load": np.array([self.load], np.float32)}
+
+
+class PrivilegedProbe(_HiddenLoad):
+    """Probe whose hidden entry decides the returns.
+
+    Observations are `{"proprio": [time, target], "load": [load]}`. A reward is `load - 0.1 (action - target)^2`. The
+    load stays the same in an episode, which terminates after ten steps. So nearly all variance of the returns comes
+    from the load, and the best action, the target, does not depend on it.
+
+    A critic that sees the load explains the returns. One that does not can only give their mean for each time.
+    """
+
+    state_attributes: ClassVar[tuple[str, ...]] = ("t", "target", "load")
+    """Names of the attributes that are the environment's state; see `lockstep.envs.env_state`."""
+    length = 10
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.target = 0.0
+
+    def _begin(self) -> None:
+        self.target = float(self.np_random.uniform(-1.0, 1.0))
 
     def step(self, action: npt.NDArray[np.float32]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Take a step of the episode."""
@@ -55,14 +83,11 @@ class PrivilegedProbe(gym.Env[Observation, npt.NDArray[np.float32]]):
         self.target = float(self.np_random.uniform(-1.0, 1.0))
         return self._observe(), reward, self.t == self.length, False, {}
 
-    def _observe(self) -> Observation:
-        return {
-            "proprio": np.array([self.t / self.length, self.target], np.float32),
-            "load": np.array([self.load], np.float32),
-        }
+    def _proprio(self) -> tuple[float, float]:
+        return self.t / self.length, self.target
 
 
-class HistoryProbe(gym.Env[Observation, npt.NDArray[np.float32]]):
+class HistoryProbe(_HiddenLoad):
     """Probe in which a policy must infer from a history what its teacher sees.
 
     Observations are `{"proprio": [cosine, sine], "load": [load]}`. A wheel begins at a random angle and turns by `load`
@@ -74,30 +99,16 @@ class HistoryProbe(gym.Env[Observation, npt.NDArray[np.float32]]):
     determine the load, so that a policy with memory misses it in the first step alone: return 19.67 in the mean.
     """
 
-    metadata = {"render_modes": []}
     state_attributes: ClassVar[tuple[str, ...]] = ("t", "angle", "load")
     """Names of the attributes that are the environment's state; see `lockstep.envs.env_state`."""
-    length: ClassVar[int] = 20
-    """Steps of an episode."""
+    length = 20
 
     def __init__(self) -> None:
-        self.observation_space: spaces.Space = spaces.Dict(
-            {"proprio": spaces.Box(-1.0, 1.0, (2,), np.float32), "load": spaces.Box(-1.0, 1.0, (1,), np.float32)}
-        )
-        self.action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
-        self.t = 0
+        super().__init__()
         self.angle = 0.0
-        self.load = 0.0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
-        """Begin an episode with a new load, at a new angle."""
-        super().reset(seed=seed)
-        self.t = 0
-        self.load = float(self.np_random.uniform(-1.0, 1.0))
+    def _begin(self) -> None:
         self.angle = float(self.np_random.uniform(-math.pi, math.pi))
-        return self._observe(), {}
 
     def step(self, action: npt.NDArray[np.float32]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Take a step of the episode."""
@@ -106,8 +117,5 @@ class HistoryProbe(gym.Env[Observation, npt.NDArray[np.float32]]):
         self.angle += self.load
         return self._observe(), reward, self.t == self.length, False, {}
 
-    def _observe(self) -> Observation:
-        return {
-            "proprio": np.array([math.cos(self.angle), math.sin(self.angle)], np.float32),
-            "load": np.array([self.load], np.float32),
-        }
+    def _proprio(self) -> tuple[float, float]:
+        return math.cos(self.angle), math.sin(self.angle)
