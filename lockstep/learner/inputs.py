@@ -252,14 +252,17 @@ def recorded_columns_on_device(
     def flat(obs: Tree) -> Tree:
         return map_tree(lambda leaf: leaf.flatten(0, 1), obs)
 
+    obs = flat(rollout.obs)
     columns: dict[str, Any] = {
-        Columns.OBS: connectors.obs(flat(rollout.obs)),
+        Columns.OBS: connectors.obs(obs),
         Columns.ACTIONS: rollout.actions.flatten(0, 1),
         Columns.REWARDS: connectors.learning_rewards_on_device(rollout).flatten(),
         Columns.NEXT_OBS: connectors.obs(flat(rollout.next_obs)),
         Columns.TERMINATEDS: rollout.terminateds.flatten(),
         Columns.TRUNCATEDS: rollout.cuts.flatten(),
     }
+    if connectors.symmetry is not None:
+        columns |= connectors.images({Columns.OBS: obs, Columns.ACTIONS: columns[Columns.ACTIONS]})
     return connectors.train_columns({name: map_tree(to_tensor, column) for name, column in columns.items()})
 
 

@@ -21,7 +21,7 @@ from lockstep.data.trees import Tree, map_tree
 from lockstep.learner.config import TrainingSection
 from lockstep.learner.device.sequences import DeviceSequences, evaluate_memory
 from lockstep.learner.images import IS_IMAGE
-from lockstep.learner.inputs import check_outputs, check_values, recorded_columns
+from lockstep.learner.inputs import check_outputs, check_values, recorded_columns, recorded_columns_on_device
 from lockstep.learner.learner import Learner, Outputs
 from lockstep.learner.minibatches import TensorColumns, take_rows
 from lockstep.learner.sequences import SequenceRows, evaluate_sequences
@@ -248,26 +248,7 @@ class OnPolicyLearner(Learner[Training]):
         Returns observations, actions and next observations, `[T * B, ...]` each, rewards `[T, B]`, and the columns with
         the mirror images of the rows.
         """
-        connectors = self.connectors[module_id]
-
-        def flat(obs: Tree) -> Tree:
-            return map_tree(lambda leaf: leaf.flatten(0, 1), obs)
-
-        def network_obs(obs: Tree) -> Tree:
-            return map_tree(self.to_tensor, connectors.obs(flat(obs)))
-
-        columns: TensorColumns = {
-            Columns.OBS: network_obs(rollout.obs),
-            Columns.ACTIONS: self.to_tensor(rollout.actions.flatten(0, 1)),
-            Columns.REWARDS: self.to_tensor(connectors.learning_rewards_on_device(rollout)).flatten(),
-            Columns.NEXT_OBS: network_obs(rollout.next_obs),
-            Columns.TERMINATEDS: rollout.terminateds.flatten(),
-            Columns.TRUNCATEDS: rollout.cuts.flatten(),
-        }
-        if connectors.symmetry is not None:
-            stored = {Columns.OBS: flat(rollout.obs), Columns.ACTIONS: columns[Columns.ACTIONS]}
-            columns |= map_tree(self.to_tensor, connectors.images(stored))
-        columns = connectors.train_columns(columns)
+        columns = recorded_columns_on_device(self.to_tensor, self.connectors[module_id], rollout)
         # In the dtype of the environments, in which the host keeps rewards as well.
         rewards = columns[Columns.REWARDS].to(rollout.rewards.dtype).view(rollout.shape)
         images = images_in(columns)
