@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -56,6 +56,7 @@ from lockstep.data.columns import Columns
 from lockstep.learner.learner import Outputs
 from lockstep.learner.metrics import Results
 from lockstep.learner.minibatches import TensorColumns
+from lockstep.learner.optimizers import RegisteredOptimizer
 from lockstep.modules import DefaultFlashSACModule, ModelConfig
 from lockstep.modules.defaults.normalized_critics import MeanOfRows
 from lockstep.ops import project_on_atoms
@@ -185,9 +186,11 @@ class FlashSACLearner(SoftActorCriticLearner[FlashSACTraining]):
         with torch.no_grad():
             inputs_of_target = target_critics.inputs_of(batch[Columns.OBS], batch[Columns.ACTIONS])
             joint_inputs = torch.cat([inputs_of_target, next_inputs_of_target])
-            next_outputs = target_critics.mlp(joint_inputs, mean_of_rows=mean_of_rows, keeps=False)[:, num_rows:]
+            next_outputs = target_critics.mlp(
+                joint_inputs, mean_of_rows=mean_of_rows, keeps=False, rows=slice(num_rows, None)
+            )
         joint_inputs = torch.cat([inputs, critics.inputs_of(next_batch[Columns.OBS], next_actions)])
-        outputs = critics.mlp(joint_inputs, mean_of_rows=mean_of_rows)[:, :num_rows]
+        outputs = critics.mlp(joint_inputs, mean_of_rows=mean_of_rows, rows=slice(num_rows))
         return self.to_tensor(outputs), self.to_tensor(next_outputs), next_logp
 
     def mean_of_batch(self, batch: TensorColumns, halves: int = 1) -> MeanOfRows:
@@ -286,15 +289,18 @@ class FlashSACLearner(SoftActorCriticLearner[FlashSACTraining]):
                 )
         return results
 
-    def after_gradient_step(self) -> None:
-        """Scale the weights of the networks that have learned, and update the target critics."""
-        for entry in self.optimizers:
-            if entry.has_loss and entry.name != "alpha" and self.config_of(entry.module_id).unit_norm_weights:
+    def constrain_weights(self, stepped: Sequence[RegisteredOptimizer]) -> None:
+        """Scale the weights of the networks that have learned."""
+        for entry in stepped:
+            if entry.name != "alpha" and self.config_of(entry.module_id).unit_norm_weights:
                 module: Any = self.module[entry.module_id]
                 if entry.name == "critic":
                     module.critics.mlp.normalize_weights()
                 else:
                     module.normalize_policy_weights()
+
+    def after_gradient_step(self) -> None:
+        """Update the target critics."""
         update_target_networks(self, TARGET_UPDATE_INTERVAL)
 
 

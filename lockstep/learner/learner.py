@@ -613,6 +613,7 @@ class Learner(Generic[Training]):
         computed = time.perf_counter()
         gradients = self.postprocess_gradients(gradients)
         self.apply_gradients(gradients)
+        self.constrain_weights([entry for entry in self.optimizers if entry.has_loss])
         # `compute_gradients` contains the reduction, which is a stage of its own.
         self.seconds["forward_backward"] += computed - started - (self.seconds["reduction"] - reduction)
         self.seconds["step"] += time.perf_counter() - computed
@@ -1119,6 +1120,13 @@ class Learner(Generic[Training]):
 
     def after_gradient_based_update(self, *, timesteps: Mapping[str, int] | None = None) -> None:
         """Adapt coefficients and the like. Called once after the gradient steps of an update."""
+
+    def constrain_weights(self, stepped: Sequence[RegisteredOptimizer]) -> None:
+        """Change weights in place so that they satisfy a constraint, such as a norm.
+
+        Called in each gradient step, after the optimizers `stepped` have moved their parameters. A compiled step
+        contains these operations.
+        """
 
     def after_gradient_step(self) -> None:
         """Update target networks. Called after each gradient step, eager or compiled."""

@@ -5,7 +5,7 @@ Those modules get a learner as an argument, but cannot import its class: the imp
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -144,6 +144,9 @@ class SteppedLearner(StatefulLearner, Protocol):
 
     def postprocess_gradients(self, gradients: dict[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
         """Return the gradients after clipping."""
+
+    def constrain_weights(self, stepped: Sequence[RegisteredOptimizer]) -> None:
+        """Change weights in place so that they satisfy a constraint."""
 
     def after_gradient_step(self) -> None:
         """Update target networks."""

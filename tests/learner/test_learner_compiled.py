@@ -50,9 +50,15 @@ class MyLearner(PPOLearner):
 
 
 class HalvedGradients(MyLearner):
-    """Halves the gradients of the value head after clipping, and counts its eager steps."""
+    """Halves the gradients of the value head after clipping, bounds the policy's, and counts its eager steps."""
 
     eager_steps = 0
+    bound = 2.0**-8
+
+    @torch.no_grad()
+    def constrain_weights(self, stepped):
+        assert [entry.module_id for entry in stepped] == [MODULE]
+        self.module[MODULE].policy_head.weight.clamp_(-self.bound, self.bound)
 
     def _update(self, batch):
         self.eager_steps += 1
@@ -151,6 +157,8 @@ def test_compiled_update_has_the_hooks_of_a_subclass_in_it(compiled):
     assert_near(compiled, eager)
     heads = [learner.module[MODULE].value_head.weight.detach() for learner in (compiled, plain)]
     assert float((heads[0] - heads[1]).abs().max()) > 1e-4  # the hook changed what the plain learner does
+    largest = [float(learner.module[MODULE].policy_head.weight.abs().max()) for learner in (compiled, plain)]
+    assert largest[0] <= HalvedGradients.bound < largest[1]
 
 
 def test_compiled_update_follows_schedules_between_updates(compiled):

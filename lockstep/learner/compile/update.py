@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -43,6 +43,7 @@ Metric = tuple[Key, float]
 """Key and weight of a logged metric."""
 ColumnsByModule = Mapping[str, TensorColumns]
 Losses = dict[str, Tensor]
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -289,7 +290,7 @@ class CompiledUpdate:
 
         with self._traced_views():
             batch = take_minibatch(columns, indices)
-            losses = self._functional_losses(views, batch)
+            losses: Losses = self._call_with(views, learner.forward_and_losses, batch)[1]
             total = torch.stack(list(losses.values())).sum()
             with_loss = [entry for entry in learner.optimizers if learner.has_loss(entry, losses)]
 
@@ -303,6 +304,7 @@ class CompiledUpdate:
             learner.optimizers.copy_gradients(learner.postprocess_gradients(by_param))
             for entry in with_loss:
                 _adam_step_(self._scalars[entry.key].tensor, entry)
+            self._constrain_weights(with_loss)
 
         values: list[Tensor] = []
         for key, value, weight in learner.metrics.items():
@@ -313,6 +315,20 @@ class CompiledUpdate:
                 metrics.append((key, NOT_A_TENSOR))
                 values.append(torch.zeros(1))
         return torch.cat(values)
+
+    def _constrain_weights(self, stepped: Sequence[RegisteredOptimizer]) -> None:
+        """Call the learner's hook of this name on copies of the parameters, and write these to the flat tensors.
+
+        In a graph, each change of a view would become a new copy of the whole flat tensor.
+        """
+        learner = self.learner
+        copies = {entry.key: [view.clone() for view in entry.flat.unflatten(entry.flat.data)] for entry in stepped}
+        by_param: dict[nn.Parameter, Tensor] = {}
+        for entry in stepped:
+            by_param.update(zip(entry.flat.params, copies[entry.key]))
+        self._call_with(by_param, learner.constrain_weights, stepped)
+        for entry in stepped:
+            entry.flat.data.copy_(torch.cat([copy.reshape(-1) for copy in copies[entry.key]]))
 
     @contextmanager
     def _traced_views(self) -> Iterator[None]:
@@ -331,10 +347,10 @@ class CompiledUpdate:
             for entry, views in zip(entries, before):
                 entry.flat.grad_views = views
 
-    def _functional_losses(
-        self, views: Mapping[nn.Parameter, Tensor], batch: dict[str, TensorColumns]
-    ) -> dict[str, Tensor]:
-        """Return the losses by module id, computed with `views` and new views of the targets in place of parameters."""
+    def _call_with(
+        self, views: Mapping[nn.Parameter, Tensor], function: Callable[..., Result], *arguments: Any
+    ) -> Result:
+        """Return what a method of the learner returns with `views` and new views of the targets as parameters."""
         learner = self.learner
         targets = self._targets()
         names = {param: f"module.{name}" for name, param in learner.module.named_parameters()}
@@ -344,12 +360,12 @@ class CompiledUpdate:
 
         # Parameters that are registered (a temperature, say) are in no module, so `functional_call` does not see them.
         registered = dict(learner.registered)
-        losses = _Losses(learner.module, targets, learner.forward_and_losses)
+        call = _Call(learner.module, targets, function)
         try:
             learner.registered.update(
                 {name: views.get(value, value) for name, value in registered.items() if isinstance(value, nn.Parameter)}
             )
-            result: dict[str, Tensor] = torch.func.functional_call(losses, replaced, (batch,))
+            result: Result = torch.func.functional_call(call, replaced, arguments)
             return result
         finally:
             learner.registered.update(registered)
@@ -359,19 +375,17 @@ def _warn_of_eager(reason: str) -> None:
     warnings.warn(f"compile=True: this gradient step runs eagerly, because {reason}", stacklevel=2)
 
 
-class _Losses(nn.Module):
-    """The learner's forward pass and losses as a module, so that `functional_call` can replace its parameters."""
+class _Call(nn.Module):
+    """Call of a method of the learner as a module, so that `functional_call` can replace the learner's parameters."""
 
-    def __init__(
-        self, module: nn.Module, targets: Sequence[TargetNetwork], compute: Callable[..., tuple[object, Losses]]
-    ) -> None:
+    def __init__(self, module: nn.Module, targets: Sequence[TargetNetwork], function: Callable[..., Any]) -> None:
         super().__init__()
         self.module = module
         self.targets = nn.ModuleList(target.module for target in targets)
-        self.compute = compute
+        self.function = function
 
-    def forward(self, batch: dict[str, TensorColumns]) -> Losses:
-        return self.compute(batch)[1]
+    def forward(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
 
 
 class ModuleBuffers:

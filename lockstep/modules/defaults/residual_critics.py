@@ -32,6 +32,7 @@ RMS_EPSILON = 1e-6
 """Added to the mean square of a row before its root."""
 LEAST_NORM = 1e-8
 """Smallest norm that weights are divided by."""
+ALL_ROWS = slice(None)
 
 
 class BatchNorm(nn.Module):
@@ -151,9 +152,18 @@ class ResidualMLP(nn.Module):
         self.scale = nn.Parameter(torch.ones(num_networks, 1, width))
 
     def forward(
-        self, inputs: Tensor, *, frozen: bool = False, mean_of_rows: MeanOfRows | None = None, keeps: bool = True
+        self,
+        inputs: Tensor,
+        *,
+        frozen: bool = False,
+        mean_of_rows: MeanOfRows | None = None,
+        keeps: bool = True,
+        rows: slice = ALL_ROWS,
     ) -> Tensor:
-        """Return features `[K, N, width]` of inputs `[N, input_size]`; see `BatchNorm.forward`."""
+        """Return features `[K, n, width]` of the `rows` of inputs `[N, input_size]`; see `BatchNorm.forward`.
+
+        The other rows count in the batch statistics only.
+        """
 
         def layer(number: int, x: Tensor) -> Tensor:
             weight = self.weights[number]
@@ -168,6 +178,7 @@ class ResidualMLP(nn.Module):
             inner = self.activation(norm(number, layer(number, x)))
             x = x + self.activation(norm(number + 1, layer(number + 1, inner)))
         scale = self.scale.detach() if frozen else self.scale
+        x = x[:, rows]
         return x * (x.square().mean(-1, keepdim=True) + RMS_EPSILON).rsqrt() * scale
 
     @torch.no_grad()
@@ -241,9 +252,10 @@ class ResidualHead(nn.Module):
         first_only: bool = False,
         mean_of_rows: MeanOfRows | None = None,
         keeps: bool = True,
+        rows: slice = ALL_ROWS,
     ) -> Tensor:
-        """Return outputs `[K, N, output_size]`; see `BatchedMLP.forward` and `BatchNorm.forward`."""
-        features = self.body(inputs, frozen=frozen, mean_of_rows=mean_of_rows, keeps=keeps)
+        """Return outputs `[K, n, output_size]`; see `BatchedMLP.forward` and `ResidualMLP.forward`."""
+        features = self.body(inputs, frozen=frozen, mean_of_rows=mean_of_rows, keeps=keeps, rows=rows)
         weight: Tensor = self.weights[0]
         bias: Tensor = self.bias
         if frozen:
