@@ -44,6 +44,8 @@ class Probes:
     """few gradient steps for each rollout: values and actions come less near to the exact ones"""
     preset: str | None = None
     """method of the configuration's class that makes it"""
+    of_probe: Mapping[str, Options] = field(default_factory=dict)
+    """training options that differ, by name of the probe"""
 
 
 @dataclass(frozen=True)
@@ -624,6 +626,8 @@ ALGORITHM_CASES: dict[str, AlgorithmCase] = {
                 },
                 900,
                 long=ONE_IN_A_BOX,
+                # Features of one constant observation have no variance to be divided by.
+                of_probe={"ActionProbeContinuous": {"batch_norm": False}},
             )
         },
         actions=("Box",),

@@ -42,13 +42,14 @@ PARTS: dict[str, dict[str, Any]] = {
     },
     "new noise in each step": {"training.noise_repeat": 1},
     "statistics of (s, a) alone": {"training.joint_batch": False},
-    "half the width": {"rl_module.model_config": {"hiddens": (32,), "critic_hiddens": (64,)}},
-    "twice the width": {"rl_module.model_config": {"hiddens": (128,), "critic_hiddens": (256,)}},
-    "two blocks": {"rl_module.model_config": {"hiddens": (64, 64), "critic_hiddens": (128, 128)}},
+    "half the width": {"rl_module.model_config": {"hiddens": (32,), "critic_hiddens": (32, 32)}},
+    "twice the width": {"rl_module.model_config": {"hiddens": (128,), "critic_hiddens": (128, 128)}},
+    "one block": {"rl_module.model_config": {"hiddens": (64,), "critic_hiddens": (64,)}},
+    "101 atoms": {"training.num_atoms": 101},
     "batch 128": {"training.train_batch_size": 128},
     "batch 512": {"training.train_batch_size": 512},
-    "half the gradient steps": {"replay.update_per_step": 0.25},
-    "twice the gradient steps": {"replay.update_per_step": 1.0},
+    "half the gradient steps": {"replay.update_per_step": 0.5},
+    "twice the gradient steps": {"replay.update_per_step": 2.0},
 }
 """Options that differ from `config_of`, by the name of the row."""
 
@@ -56,9 +57,9 @@ PARTS: dict[str, dict[str, Any]] = {
 def config_of(env: str, seed: int, steps: int, settings: dict[str, Any]) -> FlashSACConfig:
     """Return the configuration of a run: sizes for one core."""
     config = FlashSACConfig().environment(env).env_runners(num_envs_per_env_runner=8).debugging(seed=seed)
-    config.rl_module(model_config={"hiddens": (64,), "critic_hiddens": (128,)})
-    config.training(train_batch_size=256, lr=1e-3)
-    config.replay(capacity=300_000, update_per_step=0.5)
+    config.rl_module(model_config={"hiddens": (64,), "critic_hiddens": (64, 64)})
+    config.training(train_batch_size=256, num_atoms=51, lr=[[0, 1e-3], [300_000, 1e-4]])
+    config.replay(capacity=300_000, learning_starts=5_000)
     config.framework(mixed_precision=True, compile=True, num_threads=1)
     config.evaluation(evaluation_duration=5)
     config.checkpointing(checkpoint_interval=1)

@@ -28,7 +28,8 @@ def marks_of(probes, name):
 def learned_policy(algorithm, probes, probe):
     config = getattr(class_of(algorithm), probes.preset)() if probes.preset else get_config(algorithm)
     config.environment(probe).env_runners(num_envs_per_env_runner=8 if algorithm in ON_POLICY else 4)
-    config.training(gamma=GAMMA, **probes.training).reporting(total_steps=probes.steps)
+    training = {**probes.training, **probes.of_probe.get(probe.__name__, {})}
+    config.training(gamma=GAMMA, **training).reporting(total_steps=probes.steps)
     if algorithm in WITH_ACTION_VALUES:
         config.env_runners(rollout_fragment_length=25)
     if config.is_off_policy:
