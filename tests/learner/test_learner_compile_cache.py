@@ -87,6 +87,34 @@ def test_another_process_finds_kept_code_and_loads_no_compiler(kept):
     assert done.stdout.split() == ["False", "False"], done.stderr
 
 
+PAGES = """
+import os, resource, sys
+import torch
+from lockstep.learner.compile.cache import keep_freed_memory
+
+keep_freed_memory()
+for number in range(6):
+    if number == 2:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    blocks = [torch.ones(2_000_000) for _ in range(6)]
+    del blocks
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_memory_of_a_step_stays_in_the_process_unless_the_user_has_set_it_otherwise():
+    """Six blocks of 8 MB, again and again: 11,700 new pages each time, or none."""
+    found = []
+    for variables in ({}, {"MALLOC_TRIM_THRESHOLD_": "1000000"}):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
+        done = subprocess.run([sys.executable, "-c", PAGES], env=environment, capture_output=True, check=True)
+        found.append(int(done.stdout))
+    kept, returned = found
+    assert returned > 40_000
+    assert kept < returned / 4  # of 40 blocks, one or another is a new one
+
+
 @KEPT
 @pytest.mark.parametrize("damage", ["cut", "changed", "without checksum"])
 def test_damaged_code_is_compiled_again(kept, folder, monkeypatch, damage):

@@ -7,6 +7,7 @@ code only by changing the graph, so the hash cannot miss anything of it.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -45,6 +46,11 @@ FROM_ENVIRONMENT = ("TORCHINDUCTOR_", "TORCH_", "CXX", "OMP_", "MKL_")
 """Prefixes of the environment variables that may change the compiler's output."""
 NOT_IN_KEY = ("TORCHINDUCTOR_CACHE_DIR",)
 """Environment variables with such a prefix that change nothing in the code."""
+KEPT_MEMORY = {"MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20), "MALLOC_TRIM_THRESHOLD_": (-1, 256 << 20)}
+"""Options of glibc's allocator by environment variable: number for `mallopt`, and value in bytes.
+
+Blocks up to the first value come from the heap, and free memory up to the second one stays in it.
+"""
 ENDING: list[subprocess.Popen[bytes]] = []
 """Compiler processes that were asked to end. They are held here so that Python can collect their exit codes; a
 `Popen` that is dropped before its process has ended would warn and leave a zombie."""
@@ -126,6 +132,22 @@ def _layouts(inputs: Sequence[Tensor]) -> list[tuple[tuple[int, ...], tuple[int,
     return [(tuple(each.shape), each.stride(), str(each.dtype).removeprefix("torch.")) for each in inputs]
 
 
+@cache
+def keep_freed_memory() -> None:
+    """Let the allocator keep freed memory for the next gradient step, where it is glibc's.
+
+    A compiled step allocates the same large blocks in each call. By default it is an accident of the heap's layout
+    whether glibc returns them to the system each time; if it does, new pages take a sixth of the step's time. Options
+    that the user has set in the environment are left as they are.
+    """
+    if sys.platform != "linux":
+        return
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries than glibc may lack it
+    if set_option is not None and not KEPT_MEMORY.keys() & os.environ.keys():
+        for number, value in KEPT_MEMORY.values():
+            set_option(number, value)
+
+
 class PendingCode:
     """Compiled code that is in the cache folder, or that a compiler process is going to put there.
 
@@ -162,6 +184,7 @@ class PendingCode:
                 return None
             # Without the check, code that is called with inputs of another layout reads memory beyond their ends.
             os.environ.setdefault("AOTI_RUNTIME_CHECK_INPUTS", "1")
+            keep_freed_memory()
             runner = LIBRARY_RUNNER(str(self._path), 1)
             os.utime(self._path)  # `limit_size` deletes the least recently used code first
         except (OSError, ValueError, RuntimeError):
