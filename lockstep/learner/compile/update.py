@@ -348,7 +348,7 @@ class CompiledUpdate:
                 entry.flat.grad_views = views
 
     def _call_with(
-        self, views: Mapping[nn.Parameter, Tensor], function: Callable[..., Result], *arguments: Any
+        self, views: Mapping[nn.Parameter, Tensor], function: Callable[..., Result], *arguments: object
     ) -> Result:
         """Return what a method of the learner returns with `views` and new views of the targets as parameters."""
         learner = self.learner
@@ -384,7 +384,7 @@ class _Call(nn.Module):
         self.targets = nn.ModuleList(target.module for target in targets)
         self.function = function
 
-    def forward(self, *arguments: Any) -> Any:
+    def forward(self, *arguments: object) -> Any:
         return self.function(*arguments)
 
 
