@@ -60,6 +60,8 @@ class Memory:
     """`{"lstm": "fast"}`: memories that are not left to `make test-learning`, and the part that has them"""
     attention_error: float = 0.15
     """how far actions in a Box may be from the best ones with attention"""
+    of_kind: Mapping[str, Options] = field(default_factory=dict)
+    """training options that differ, by kind of memory"""
 
 
 @dataclass(frozen=True)
@@ -638,6 +640,10 @@ ALGORITHM_CASES: dict[str, AlgorithmCase] = {
                 {**SOFT_FROM_SEQUENCES, **NEW_NOISE, "target_entropy": -2.0, "bounded_rewards": False},
                 in_a_box=True,
                 steps=8_000,
+                of_kind={
+                    "gru": {"lr": [[0, 1e-2], [3_000, 1e-3], [8_000, 1e-4]], "target_entropy": -3.0},
+                    "attention": {"lr": [[0, 3e-3], [8_000, 1e-4]], "batch_norm": False},
+                },
             )
         },
         comparisons={

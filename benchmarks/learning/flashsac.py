@@ -24,6 +24,7 @@ import numpy as np
 import lockstep
 from lockstep import FlashSACConfig
 from lockstep.recipes.bench import evaluations, processor
+from lockstep.recipes.mujoco import flashsac_mujoco
 from lockstep.tracking.run_folder import RunFolder
 
 RESULTS = Path(__file__).parents[1] / "results" / "flashsac.jsonl"
@@ -55,12 +56,9 @@ PARTS: dict[str, dict[str, Any]] = {
 
 
 def config_of(env: str, seed: int, steps: int, settings: dict[str, Any]) -> FlashSACConfig:
-    """Return the configuration of a run: sizes for one core."""
-    config = FlashSACConfig().environment(env).env_runners(num_envs_per_env_runner=8).debugging(seed=seed)
-    config.rl_module(model_config={"hiddens": (64,), "critic_hiddens": (64, 64)})
-    config.training(train_batch_size=256, num_atoms=51, lr=[[0, 1e-3], [300_000, 1e-4]])
-    config.replay(capacity=300_000, learning_starts=5_000)
-    config.framework(mixed_precision=True, compile=True, num_threads=1)
+    """Return the configuration of a run: the recipe, compiled, on one core."""
+    config = flashsac_mujoco(env).debugging(seed=seed)
+    config.framework(compile=True, num_threads=1)
     config.evaluation(evaluation_duration=5)
     config.checkpointing(checkpoint_interval=1)
     config.reporting(total_steps=steps, steps_per_epoch=steps // 10)
