@@ -280,7 +280,8 @@ def trained_from_sequences(name, recurrent, *, sequence_length=8, burn_in=None, 
     config = get_config(algorithm)
     config.environment(MemoryProbeContinuous if case.in_a_box else MemoryProbe)
     rate = {"lr": 3e-3 if recurrent == "attention" else 1e-2}
-    config.env_runners(num_envs_per_env_runner=8).training(gamma=0.9, **{**rate, **case.training, **case.of_kind.get(recurrent, {})})
+    training = {**rate, **case.training, **case.of_kind.get(recurrent, {})}
+    config.env_runners(num_envs_per_env_runner=8).training(gamma=0.9, **training)
     config.rl_module(model_config={"hiddens": (16,), "critic_hiddens": (16,), **KINDS_OF_MEMORY[recurrent]})
     config.replay(learning_starts=200, capacity=5_000, update_per_step=case.update_per_step)
     config.replay(sequence_length=sequence_length, burn_in=burn_in, **replay)
