@@ -32,7 +32,7 @@ ROBOTS = {"HalfCheetah-v5": 5, "Hopper-v5": 5, "Walker2d-v5": 5, "Humanoid-v5": 
 """Number of seeds by environment."""
 FINAL_EPISODES = 40
 PARTS: dict[str, dict[str, Any]] = {
-    "as above": {},
+    "the recipe": {},
     "critics of the mean": {"training.categorical_critic": False},
     "weights without a norm": {"training.unit_norm_weights": False},
     "no batch normalisation": {"training.batch_norm": False},
@@ -116,12 +116,17 @@ def table() -> str:
     groups: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
     for row in rows():
         groups.setdefault((row["env"], row["steps"], row["part"]), []).append(row)
-    lines = ["| environment | steps | part | seeds | mean | worst | seconds |", "|---|---:|---|---:|---:|---:|---:|"]
+    lines = [
+        "| environment | steps | part | seeds | mean | worst | processor minutes |",
+        "|---|---:|---|---:|---:|---:|---:|",
+    ]
     for (env, steps, name), group in groups.items():
         means = [float(np.mean(row["final_returns"])) for row in group]
-        seconds = np.mean([row["seconds"] for row in group])
-        numbers = f"{np.mean(means):,.0f} | {min(means):,.0f} | {seconds:,.0f}"
-        lines.append(f"| {env} | {steps:,} | {name} | {len(group)} | {numbers} |")
+        used = [row["processor_seconds"] / 60.0 for row in group if row["processor_seconds"] is not None]
+        minutes = f"{np.mean(used):.0f}" if used else "stopped in between"
+        lines.append(
+            f"| {env} | {steps:,} | {name} | {len(group)} | {np.mean(means):,.0f} | {min(means):,.0f} | {minutes} |"
+        )
     return "\n".join(lines)
 
 
@@ -138,7 +143,7 @@ if __name__ == "__main__":
     elif given.action == "robots":
         for robot in [given.env] if given.env else ROBOTS:
             for seed in range(given.seeds or ROBOTS[robot]):
-                run(robot, seed, given.steps or 300_000, "as above", given.root)
+                run(robot, seed, given.steps or 300_000, "the recipe", given.root)
     else:
         for seed in range(given.seeds or 3):
             for part in PARTS:
