@@ -22,20 +22,24 @@ BAD = 1
 
 
 class Breaking(CountingEnv):
-    """Breaks once (`how`) at its `at`-th step, of all its lives; the file remembers that it did.
+    """Breaks once (`how`) at its `at`-th step, of all its lives; a file remembers that it did.
 
-    `until`: number of steps after which it waits until the file is there.
+    `until`: number of steps after which it waits until the file `marker` is there.
     """
 
     def __init__(self, how, at, marker, offset, until=None):
         super().__init__(EPISODES, offset=offset)
         self.how, self.at, self.marker, self.until, self.steps = how, at, marker, until, 0
+        self.breaking = f"{marker}.breaking"
+        if how and os.path.exists(self.breaking):  # the one before this may have been killed before it wrote the marker
+            open(marker, "w").close()
 
     def step(self, action):
         self.steps += 1
         while self.steps == self.until and not os.path.exists(self.marker):
             time.sleep(0.001)
-        if self.how and self.steps == self.at and (self.how == "always" or not os.path.exists(self.marker)):
+        if self.how and self.steps == self.at and (self.how == "always" or not os.path.exists(self.breaking)):
+            open(self.breaking, "w").close()  # before the end of the channel, at which this process may be killed
             if self.how in ("die", "always"):
                 os.closerange(3, 1024)  # whoever waits for the marker finds this end of the channel closed
             open(self.marker, "w").close()
