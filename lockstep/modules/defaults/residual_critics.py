@@ -33,6 +33,7 @@ RMS_EPSILON = 1e-6
 LEAST_NORM = 1e-8
 """Smallest norm that weights are divided by."""
 ALL_ROWS = slice(None)
+"""Slice of all rows of a batch."""
 
 
 class BatchNorm(nn.Module):
