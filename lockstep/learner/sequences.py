@@ -11,7 +11,7 @@ to come: the return is *bootstrapped* from this observation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ from lockstep.data.trees import Tree, is_numeric, leaves, map_tree, rows_of, to_
 from lockstep.learner.many.reduction import Reducer
 from lockstep.learner.minibatches import TensorColumns
 from lockstep.modules import MemoryFeatures, RLModule
+from lockstep.modules.defaults.transition_module import state_of
 
 DEFAULT_MAX_SEQ_LEN = 20
 """Length of sequences if the model configuration does not say it."""
@@ -227,13 +228,17 @@ TARGET_NEXT_OBS = "target_new_obs"
 class MemoryNetwork(Protocol):
     """Network with memories: an `RLModule`, its critics, or a copy of them.
 
-    A memory is a recurrent encoder. The policy has one, and value function and critics may have their own.
+    A memory is a recurrent encoder. Policy, value function and critics may have one each.
     """
 
     is_masked: bool
 
     def memories(self) -> Mapping[str, Any]:
         """Return the `MemoryEncoder` for each field of `MemoryFeatures`."""
+        ...
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Return the parameters, of one dtype."""
         ...
 
 
@@ -285,8 +290,8 @@ def remembered_rows(columns: TensorColumns, network: MemoryNetwork, target: Memo
     transitions of a module without memory.
 
     Each network runs once over the sequences and the observation after their last rows. It starts from the stored
-    state, and runs over the burn-in without gradient (Kapturowski et al. 2019). Value functions and critics with their
-    own memory start with an empty one.
+    state, and runs over the burn-in without gradient (Kapturowski et al. 2019). A memory whose state is not stored
+    starts with an empty one: value functions and critics, if the policy has a memory.
 
     `obs` becomes the memory of `network` at each row. `new_obs` becomes its memory at the row from which the learning
     target of that row bootstraps: the next one, or n rows later for a return of n steps. `target_obs` and
@@ -337,11 +342,12 @@ def _memories(columns: TensorColumns, obs: Tree, network: MemoryNetwork) -> dict
     if network.is_masked:
         memories["mask"] = obs[ACTION_MASK]
     num_sequences = len(columns[Columns.SEQ_LENS])
+    dtype = next(network.parameters()).dtype
     for name, memory in network.memories().items():
-        is_stored = name == "features"  # only the state of the memory that acts is stored in the batch
-        state = columns[Columns.STATE_IN] if is_stored else repeated_states(memory.initial_state(), num_sequences)
-        dtype = next(memory.parameters()).dtype
-        if burn_in is not None:
+        state = state_of(name, memory, columns[Columns.STATE_IN])
+        if state is None:
+            state = repeated_states(memory.initial_state(), num_sequences)
+        if burn_in is not None and state:
             with torch.no_grad():
                 after = memory(burn_in, dtype, state)[1]
             stored_state = state

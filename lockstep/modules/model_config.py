@@ -162,9 +162,9 @@ class ModelConfig:
     memory_below_hiddens: bool = False
     """Put the memory below the hidden layers, directly on the features of the observation. False: above them."""
     memory_in: Literal["both", "policy", "critic", "shared"] = "both"
-    """Networks of on-policy algorithms that have a memory: policy and state value, each its own one; one of the two, so
-    that the other depends on the present observation only; or "shared", where the value reads the policy's memory, and
-    its loss sends no gradient there."""
+    """Parts that have a memory: the policy, and state values or critics, each its own one ("both"); one of the two, so
+    that the other depends on the present observation only; or "shared" (on-policy algorithms), where the value reads
+    the policy's memory, and its loss sends no gradient there."""
     max_seq_len: int = 20
     """Number of time steps through which the gradient of a network with memory flows: episodes are cut into sequences
     of this length."""

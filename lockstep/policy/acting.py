@@ -32,7 +32,7 @@ from lockstep.modules import (
     RLModule,
     make_actor,
 )
-from lockstep.modules.defaults.actor_critic import VALUE_STATE_PREFIX
+from lockstep.modules.defaults.actor_critic import CRITIC_STATE_PREFIX, VALUE_STATE_PREFIX
 from lockstep.options.schedules import stages_of, value_at_step
 from lockstep.policy.new_modules import NewModule
 from lockstep.replay import OfflineRows, ReplayBuffer
@@ -664,8 +664,9 @@ OBSERVATION_ADVICE = "give the observation alone, without the info that env.rese
 
 
 def _without_value_memory(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recurrent state without the memory of a value function."""
-    return {name: leaf for name, leaf in state.items() if not name.startswith(VALUE_STATE_PREFIX)}
+    """Return a recurrent state without the memories of a value function and of critics."""
+    left_out = (VALUE_STATE_PREFIX, CRITIC_STATE_PREFIX)
+    return {name: leaf for name, leaf in state.items() if not name.startswith(left_out)}
 
 
 def checked_observations(space: spaces.Space[Any], obs: Tree, *, batched: bool, name: str = "obs") -> tuple[Any, int]:

@@ -1,9 +1,11 @@
 """Learning from transitions in sequences: burn-in, what comes next, masks and errors, against step-by-step networks."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from algorithm_cases import FROM_RETURNS, OFFLINE, class_of, has_option, takes
+from algorithm_cases import ALGORITHM_CASES, FROM_RETURNS, OFFLINE, ON_POLICY, class_of, has_option, takes
 from gymnasium import spaces
 from learner_parts import BOX, MODULE, THREE, episodes
 from parts import one_in
@@ -18,6 +20,7 @@ from lockstep import (
     TD3Config,
     get_config,
 )
+from lockstep.data import SingleAgentEpisode
 from lockstep.learner.many.reduction import LocalReducer
 from lockstep.learner.sequences import (
     BURN_IN_OBS,
@@ -35,10 +38,10 @@ MASKED = spaces.Dict({"observations": BOX, "action_mask": spaces.MultiBinary(3)}
 ATTENTION = {"attention": {"size": 4, "num_heads": 2, "memory": 8, "hidden_size": 4}}
 
 
-def learner_of(kind, actions=THREE, observations=BOX, recurrent="lstm", **training):
+def learner_of(kind, actions=THREE, observations=BOX, recurrent="lstm", memory_in="both", **training):
     config = kind().framework(dtype="float64").debugging(seed=1).training(**training)
     memory = ATTENTION if recurrent == "attention" else {"recurrent": recurrent, "recurrent_size": 4}
-    config.rl_module(model_config={"hiddens": (5,), "policy_gain": 1.0, **memory})
+    config.rl_module(model_config={"hiddens": (5,), "policy_gain": 1.0, "memory_in": memory_in, **memory})
     return config.build_learner(spaces=(observations, actions))
 
 
@@ -114,6 +117,114 @@ def columns_of(learner, batch):
     """What a gradient step of the learner reads."""
     (columns,) = learner._read_batch(batch)[0].values()
     return without_burn_in(columns, LocalReducer())
+
+
+MEMORY_IN = {"sac": SACConfig, "td3": TD3Config, "iql": IQLConfig}
+
+
+@pytest.mark.parametrize("memory_in", ["both", "policy", "critic"])
+@pytest.mark.parametrize("name", MEMORY_IN)
+def test_each_part_remembers_what_memory_in_says(name, memory_in):
+    """One with memory gives what it gives step by step from its stored state; one without sees the row alone."""
+    learner = learner_of(MEMORY_IN[name], MOVE, memory_in=memory_in)
+    module = learner.module[MODULE]
+    kept = module.get_initial_state()
+    rng = np.random.default_rng(4)
+    batch = sequences(actions=MOVE)
+    batch["state_in"] = {key: rng.normal(size=(3, 4)) for key in kept}
+    columns = columns_of(learner, batch)
+    rows = remembered_rows(columns, module, learner.registered[f"{MODULE}/target"].module)
+
+    encoders = {"features": module.encoder, "value_features": module.value_encoder}
+    encoders["critic_features"] = module.critics.features
+    with_memory = {"policy": {"features"}, "critic": {"value_features", "critic_features"}, "both": set(encoders)}
+    prefixes = {"features": "", "value_features": "vf_", "critic_features": "qf_"}
+    for field, encoder in encoders.items():
+        found = getattr(rows["obs"], field)
+        if encoder is None:
+            assert found is None
+            continue
+        found = found.unflatten(0, (3, 3))
+        for number, (length, burned) in enumerate(zip((5, 3, 2), (2, 0, 0))):
+            first = sum((5, 3, 2)[:number])
+            obs = torch.from_numpy(batch["obs"][first : first + length])
+            state = {}
+            for key, leaf in encoder.initial_state().items():
+                stored = batch["state_in"].get(prefixes[field] + key)
+                state[key] = leaf[None] if stored is None else torch.from_numpy(stored[number : number + 1])
+            for t in range(length):
+                if field in with_memory[memory_in]:
+                    expected, state = encoder(obs[None, t : t + 1], torch.float64, state)
+                    expected = expected[0, 0]
+                else:
+                    assert not state
+                    expected = encoder.of_rows(obs[t : t + 1], torch.float64)[0]
+                if t >= burned:
+                    torch.testing.assert_close(found[number, t - burned], expected, rtol=0, atol=1e-12)
+    assert np.isfinite(learner.update_from_batch(batch)[MODULE]["total_loss"])
+
+
+def has_critic(name):
+    config = get_config(name)
+    return takes(name, "box") and "critic" in config.learner_class.observed_by and name not in ON_POLICY
+
+
+@pytest.mark.parametrize("name", filter(has_critic, ALGORITHM_CASES))
+@pytest.mark.parametrize("memory_in", ["policy", "critic"])
+def test_policy_and_critics_depend_on_the_past_where_they_have_a_memory(name, memory_in):
+    learner = learner_of(class_of(name), MOVE, memory_in=memory_in)
+    rng = np.random.default_rng(0)
+    made = [
+        SingleAgentEpisode(
+            observations=rng.normal(size=(steps + 1, 3)), actions=np.zeros((steps, 2)), rewards=np.ones(steps)
+        )
+        for steps in (3, 5)
+    ]
+    assert np.isfinite(learner.update_from_episodes(made)[MODULE]["total_loss"])
+    module = learner.module[MODULE]
+    assert module.is_stateful()
+    obs = torch.randn(2, 4, 3, dtype=torch.float64)
+    other = obs.clone()
+    other[:, 0] += 1.0
+    batches = [{"obs": each, "actions": torch.full((2, 4, 2), 0.3, dtype=torch.float64)} for each in (obs, other)]
+    acted = [module.forward_inference(batch)["action_dist_inputs"][:, 1:] for batch in batches]
+    outputs = [module.forward_train(batch) for batch in batches]
+    values = [out["q_values" if "q_values" in out else "vf_preds"] for out in outputs]
+    values = [value.reshape(-1, 2, 4, *value.shape[3:])[:, :, 1:] for value in values]
+    assert bool((acted[0] != acted[1]).any()) is (memory_in == "policy")
+    assert bool((values[0] != values[1]).any()) is (memory_in == "critic")
+
+    state = {key: leaf.expand(2, *leaf.shape) for key, leaf in module.get_initial_state().items()}
+    for t in range(4):  # acting step by step
+        out = module.forward_inference({"obs": obs[:, t : t + 1], "state_in": state})
+        whole = module.forward_inference({"obs": obs})["action_dist_inputs"][:, t]
+        torch.testing.assert_close(out["action_dist_inputs"][:, 0], whole, rtol=0, atol=1e-12)
+        state = out["state_out"]
+        assert state.keys() == module.get_initial_state().keys()
+
+    spec = module.spec()
+    acting = replace(spec, inference_only=True).build()
+    acting.load_state_dict(module.state_dict(), strict=False)
+    acting.double()
+    if memory_in == "critic":
+        assert not acting.is_stateful()
+        rows = acting.forward_inference({"obs": obs[:, 2]})["action_dist_inputs"]
+        torch.testing.assert_close(rows, module.forward_inference({"obs": obs})["action_dist_inputs"][:, 2])
+    else:
+        assert acting.is_stateful()
+
+
+@pytest.mark.parametrize(
+    ("kind", "memory_in", "words"),
+    [
+        (DQNConfig, "policy", "action values are one network"),
+        (BCConfig, "critic", "needs a value function or critics"),
+        (SACConfig, "shared", "'shared' is for on-policy algorithms"),
+    ],
+)
+def test_a_memory_of_a_part_that_is_not_there_is_refused(kind, memory_in, words):
+    with pytest.raises(ValueError, match=words):
+        learner_of(kind, THREE if kind is DQNConfig else MOVE, memory_in=memory_in)
 
 
 def test_no_gradient_flows_through_the_burn_in():

@@ -162,17 +162,20 @@ def test_a_critic_that_sees_the_load_explains_the_returns_and_one_that_does_not_
 # -- acting, files, export ---
 
 
+IN_POLICY = {"recurrent": "gru", "memory_in": "policy"}
+IN_CRITIC = {"recurrent": "gru", "memory_in": "critic"}
 MODELS = (
-    {},
-    {"recurrent": "lstm"},
-    {"recurrent": "gru", "memory_in": "policy"},
-    {"recurrent": "gru", "memory_in": "critic"},
+    ("ppo", {}),
+    ("ppo", {"recurrent": "lstm"}),
+    ("ppo", IN_POLICY),
+    ("ppo", IN_CRITIC),
+    *((name, memory_in) for name in ONLINE if get_config(name).is_off_policy for memory_in in (IN_POLICY, IN_CRITIC)),
 )
 
 
-@pytest.mark.parametrize("model", one_in(2, MODELS), ids=str)
-def test_acting_and_exports_need_the_entries_of_the_policy_only(model, tmp_path):
-    config = robot_config("ppo", **model).environment(normalize_observations=True)
+@pytest.mark.parametrize(("algorithm", "model"), one_in(2, MODELS), ids=str)
+def test_acting_and_exports_need_the_entries_of_the_policy_only(algorithm, model, tmp_path):
+    config = robot_config(algorithm, **model).environment(normalize_observations=True)
     trainer = config.build_trainer()
     trainer.run()
     policy = trainer.policy
@@ -231,10 +234,15 @@ def test_an_action_mask_always_reaches_the_policy():
 
 
 @pytest.mark.parametrize("algorithm", one_in(3, ONLINE))
-@pytest.mark.parametrize("options", [{}, {"normalize_observations": True}, {"frame_stack": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"normalize_observations": True}, {"frame_stack": 2}, IN_POLICY, IN_CRITIC], ids=str
+)
 def test_a_run_goes_on_bit_by_bit(algorithm, options, tmp_path):
+    model = options if "recurrent" in options else {}
+    environment = {} if model else options
+
     def build() -> Any:
-        return robot_config(algorithm).environment(**options).build_trainer()
+        return robot_config(algorithm, **model).environment(**environment).build_trainer()
 
     straight = build()
     straight.run()
@@ -245,6 +253,17 @@ def test_a_run_goes_on_bit_by_bit(algorithm, options, tmp_path):
     restore_trainer(again, path)
     again.run()
     assert learned(again) == learned(straight)
+
+
+@pytest.mark.parametrize("memory_in", ["policy", "critic"])
+def test_env_runners_on_ray_send_the_state_of_the_part_with_a_memory(memory_in):
+    config = robot_config("sac", recurrent="gru", memory_in=memory_in).env_runners(num_env_runners=1)
+    trainer = config.build_trainer()
+    trainer.run()
+    state = trainer.buffer.sample(2)["state_in"]
+    assert list(state) == [{"policy": "h", "critic": "qf_h"}[memory_in]]
+    stored = trainer.buffer.to_batch()["state_in"]
+    assert any(np.any(leaf) for leaf in stored.values())
 
 
 @pytest.mark.parametrize("options", [{"n_step": 3}, {"prioritized": True}], ids=str)

@@ -15,8 +15,8 @@ from lockstep.data.actions import ACTION_MASK
 from lockstep.data.groups import CRITIC, NO_GROUPS, Groups, PartView
 from lockstep.data.trees import Tree
 from lockstep.modules.action_dist import ActionDist
-from lockstep.modules.defaults.actor_critic import require_part
-from lockstep.modules.defaults.transition_module import TransitionModule
+from lockstep.modules.defaults.actor_critic import MemorylessEncoder, require_part
+from lockstep.modules.defaults.transition_module import SequenceEncoder, TransitionModule
 from lockstep.modules.encoders import Encoder, make_features
 from lockstep.modules.layers import BatchedMLP, mask_logits
 from lockstep.modules.memory import MemoryEncoder
@@ -48,7 +48,7 @@ class ActionCritics(nn.Module):
         observation_space: Space[Any],
         action_space: Space[Any],
         config: ModelConfig,
-        encoder: Encoder | MemoryEncoder | None = None,
+        encoder: Encoder | SequenceEncoder | None = None,
         groups: Groups = NO_GROUPS,
     ) -> None:
         super().__init__()
@@ -60,8 +60,10 @@ class ActionCritics(nn.Module):
         """True if observations are pairs with their mirror images, of which critics take the first ones."""
         self.features: Any
         self.has_memory = config.has_memory
-        """True if observations are `MemoryFeatures`, because the memory has run over the sequences before."""
-        if config.has_memory:
+        """True if observations are `MemoryFeatures`, because the memories have run over the sequences before."""
+        if config.has_memory and config.memory_in == "policy":
+            self.features = MemorylessEncoder(view.space, replace(config, hiddens=()), view)
+        elif config.has_memory:
             self.features = MemoryEncoder(view.space, config, view)
         elif config.q_share_layers and isinstance(encoder, Encoder):
             self.features = encoder.share_features()
@@ -98,7 +100,7 @@ class ActionCritics(nn.Module):
             output_gain=output_gain,
         )
 
-    def memories(self) -> dict[str, MemoryEncoder]:
+    def memories(self) -> dict[str, SequenceEncoder]:
         """Return the memory by the field of `MemoryFeatures` that it fills; empty without memory."""
         return {"critic_features": self.features} if self.has_memory else {}
 
@@ -173,7 +175,7 @@ class ModuleWithCritics(TransitionModule):
         groups: dict[str, Any] = {"groups": self.observation_groups} if self.observation_groups else {}
         return self.critics_class(self.observation_space, self.action_space, config, self.encoder, **groups)
 
-    def memories(self) -> dict[str, MemoryEncoder]:
+    def memories(self) -> dict[str, SequenceEncoder]:
         critic_memories = {} if self.critics is None else self.critics.memories()
         return {**super().memories(), **critic_memories}
 
@@ -193,15 +195,17 @@ class DefaultSACModule(ModuleWithCritics):
         is_box = isinstance(self.action_space, spaces.Box)
         if not is_box and not isinstance(self.action_space, spaces.Discrete):
             raise ValueError(f"SAC needs a Box or Discrete action space, not {self.action_space}")
+        config = ModelConfig.of(self.model_config)
         config = replace(
-            ModelConfig.of(self.model_config),
+            config,
             squash_actions=is_box,
             free_log_std=False,
-            vf_share_layers=True,
+            vf_share_layers=config.memory_in == "both",  # the state value is not used
             dueling=False,
         )
         self.model_config = config
         super().setup()
+        self.value_encoder = None
         self.value_head = None
         self.log_std_bounds = config.log_std_bounds if is_box else None
         self.critics = None

@@ -50,6 +50,10 @@ class DefaultQModule(TransitionModule):
                 f"value_hiddens={config.value_hiddens}: networks of action values have the same widths for advantages "
                 "and value; set hiddens"
             )
+        if config.memory_in != "both":
+            raise ValueError(
+                f"memory_in={config.memory_in!r}: action values are one network, which has the memory; leave it out"
+            )
         if config.has_memory:  # one memory for advantages and value
             self.model_config = replace(config, vf_share_layers=True)
         super().setup()

@@ -177,6 +177,8 @@ class DefaultActorCriticModule(RLModule):
 
 VALUE_STATE_PREFIX = "vf_"
 """Prefix of the names of the value function's state."""
+CRITIC_STATE_PREFIX = "qf_"
+"""Prefix of the names of the critics' state."""
 
 
 class MemorylessEncoder(Encoder):

@@ -16,9 +16,9 @@ from lockstep.data.trees import Tree
 from lockstep.modules.defaults.action_critics import ActionCritics, DefaultSACModule
 from lockstep.modules.defaults.actor_critic import require_part
 from lockstep.modules.defaults.normalized_critics import MeanOfRows
+from lockstep.modules.defaults.transition_module import SequenceEncoder
 from lockstep.modules.encoders import Encoder
 from lockstep.modules.layers import make_activation
-from lockstep.modules.memory import MemoryEncoder
 from lockstep.modules.model_config import ModelConfig
 from lockstep.modules.rl_module import Batch
 
@@ -313,6 +313,8 @@ class DefaultFlashSACModule(DefaultSACModule):
     """
 
     critics_class = ResidualCritics
+    has_blocks = True
+    """Whether the policy has residual blocks."""
 
     def setup(self) -> None:
         if not isinstance(self.action_space, spaces.Box):
@@ -320,14 +322,13 @@ class DefaultFlashSACModule(DefaultSACModule):
         super().setup()
         self.value_range = ModelConfig.of(self.model_config).value_range
 
-    def make_encoder(self, view: PartView, config: ModelConfig) -> Encoder | MemoryEncoder:  # type: ignore[override]
-        """Return a new encoder of what a part sees. One with a memory has no residual blocks."""
-        self.has_memory = config.has_memory
-        encoder_class = MemoryEncoder if config.has_memory else ResidualEncoder
-        return encoder_class(view.space, config, view)
+    def make_encoder(self, view: PartView, config: ModelConfig) -> Encoder | SequenceEncoder:  # type: ignore[override]
+        """Return the policy's new encoder. In a network with a memory it has no residual blocks."""
+        self.has_blocks = not config.has_memory
+        return ResidualEncoder(view.space, config, view) if self.has_blocks else super().make_encoder(view, config)
 
     def _run(self, batch: Batch, *networks: tuple[Any, nn.Linear]) -> list[Tensor]:
-        if self.has_memory:
+        if not self.has_blocks:
             return list(super()._run(batch, *networks))
         obs, dtype = self._inputs(batch)
         return [self._head_outputs(head, encoder(obs, dtype), dtype) for encoder, head in networks]
@@ -345,7 +346,7 @@ class DefaultFlashSACModule(DefaultSACModule):
             batch: The batch.
             mean_of_rows: Function that computes the batch statistics.
         """
-        if self.has_memory:
+        if not self.has_blocks:
             return self._forward(batch)["action_dist_inputs"]
         if self.action_mirror is None:
             return self._normalized_outputs(batch, mean_of_rows)
@@ -394,7 +395,7 @@ class DefaultFlashSACModule(DefaultSACModule):
 
     def normalize_policy_weights(self) -> None:
         """Scale the weights of each unit of the policy to the norm 1."""
-        if not self.has_memory:
+        if self.has_blocks:
             encoder: Any = self.encoder
             encoder.mlp.normalize_weights()
         normalize_units(self.policy_head.weight, 1)

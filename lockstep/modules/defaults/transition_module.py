@@ -11,7 +11,13 @@ from torch import Tensor, nn
 from lockstep.data.actions import ACTION_MASK
 from lockstep.data.groups import PartView
 from lockstep.data.trees import map_tree
-from lockstep.modules.defaults.actor_critic import DefaultActorCriticModule, require_part
+from lockstep.modules.defaults.actor_critic import (
+    CRITIC_STATE_PREFIX,
+    VALUE_STATE_PREFIX,
+    DefaultActorCriticModule,
+    MemorylessEncoder,
+    require_part,
+)
 from lockstep.modules.encoders import Encoder
 from lockstep.modules.memory import MemoryEncoder, State
 from lockstep.modules.model_config import ModelConfig
@@ -44,34 +50,81 @@ class MemoryFeatures:
         return MemoryFeatures(*(None if part is None else map_tree(function, part) for part in vars(self).values()))
 
 
+SequenceEncoder = MemoryEncoder | MemorylessEncoder
+"""Encoder of sequences of observations."""
+STATE_PREFIXES = {"features": "", "value_features": VALUE_STATE_PREFIX, "critic_features": CRITIC_STATE_PREFIX}
+"""Beginning of the names of a memory's state, by the field of `MemoryFeatures` that the memory fills."""
+
+
+def state_of(field: str, memory: SequenceEncoder, stored: State) -> State | None:
+    """Return the part of a stored state that belongs to a memory, or None if there is none.
+
+    Args:
+        field: Field of `MemoryFeatures` that the memory fills.
+        memory: The memory.
+        stored: States of memories, leaves `[B, ...]`.
+    """
+    names = {name: STATE_PREFIXES[field] + name for name in memory.initial_state()}
+    if not names or not all(stored_name in stored for stored_name in names.values()):
+        return None
+    return {name: stored[stored_name] for name, stored_name in names.items()}
+
+
 class TransitionModule(DefaultActorCriticModule):
     """Network of MARWIL, and base class of the default networks of DQN, SAC, TD3, BC, IQL and related algorithms.
 
     With `model_config.recurrent`, batches are sequences like those of `RecurrentActorCriticModule`, and outputs are
     `[B, T, ...]`. Or `batch["obs"]` is a `MemoryFeatures`: then the memories have run already, and outputs have its
     rows.
+
+    With `model_config.memory_in` a part without memory has a `MemorylessEncoder`, which counts as a memory without a
+    state. A policy without memory that was built to act only acts on single rows.
     """
 
     encoder: Encoder | MemoryEncoder  # type: ignore[assignment]
     value_encoder: Encoder | MemoryEncoder | None  # type: ignore[assignment]
-    has_memory = False
-    """True if the encoders have a memory."""
 
-    def make_encoder(self, view: PartView, config: ModelConfig) -> Encoder | MemoryEncoder:  # type: ignore[override]
-        """Return a new encoder of what a part sees, with a memory if `config` has one."""
-        self.has_memory = config.has_memory
-        if config.memory_in != "both":
-            raise ValueError(f"memory_in={config.memory_in!r} is for on-policy algorithms; leave it out")
-        encoder_class = MemoryEncoder if config.has_memory else Encoder
+    @property
+    def has_memory(self) -> bool:
+        """Whether a part has a memory."""
+        return any(memory.has_memory for memory in self.memories().values())
+
+    def make_encoder(self, view: PartView, config: ModelConfig) -> Encoder | SequenceEncoder:  # type: ignore[override]
+        """Return the policy's new encoder, with a memory if `config` has one for it."""
+        return self._encoder_of(view, config, has_memory=config.memory_in != "critic")
+
+    def make_value_encoder(self, view: PartView, config: ModelConfig) -> Encoder | SequenceEncoder:  # type: ignore[override]
+        return self._encoder_of(view, config, has_memory=config.memory_in != "policy")
+
+    def _encoder_of(self, view: PartView, config: ModelConfig, *, has_memory: bool) -> Encoder | SequenceEncoder:
+        """Return the new encoder of a part. It takes sequences if any part has a memory.
+
+        Args:
+            view: What the part sees.
+            config: Options of the network.
+            has_memory: Whether this part has the memory of `config`.
+
+        Raises:
+            ValueError: `memory_in` is "shared".
+        """
+        if not config.has_memory:
+            return Encoder(view.space, config, view)
+        if config.memory_in == "shared":
+            raise ValueError("memory_in='shared' is for on-policy algorithms; set 'both', 'policy' or 'critic'")
+        encoder_class = MemoryEncoder if has_memory else MemorylessEncoder
         return encoder_class(view.space, config, view)
 
     def get_initial_state(self) -> State:
-        return self.memories()["features"].initial_state() if self.has_memory else {}
+        """Return the state of the policy's memory, or, if it has none, of the memories of values and critics."""
+        states = {name: memory.initial_state() for name, memory in self.memories().items()}
+        if states.get("features"):
+            return states["features"]
+        return {STATE_PREFIXES[name] + key: leaf for name, state in states.items() for key, leaf in state.items()}
 
-    def memories(self) -> dict[str, MemoryEncoder]:
+    def memories(self) -> dict[str, SequenceEncoder]:
         """Return the memories by the field of `MemoryFeatures` that they fill; empty without memory."""
         encoders = {"features": self.encoder, "value_features": self.value_encoder}
-        return {name: encoder for name, encoder in encoders.items() if isinstance(encoder, MemoryEncoder)}
+        return {name: each for name, each in encoders.items() if isinstance(each, MemoryEncoder | MemorylessEncoder)}
 
     def forward_train(self, batch: Batch) -> dict[str, Tensor]:
         """Return `"action_dist_inputs"` `[N, D]` and `"vf_preds"` `[N]`."""
@@ -92,7 +145,7 @@ class TransitionModule(DefaultActorCriticModule):
     def forward_inference(self, batch: Batch) -> dict[str, Tensor]:
         """Return the outputs for acting: `"action_dist_inputs"`, and with memory the last real row's `"state_out"`."""
         if self.has_raw_sequences(batch):
-            return self.run_memories(batch, self._forward, "features")
+            return self.run_memories(batch, self._forward, acts=True)
         return self._forward(batch)
 
     def forward_exploration(self, batch: Batch) -> dict[str, Tensor]:
@@ -104,30 +157,34 @@ class TransitionModule(DefaultActorCriticModule):
         return self.has_memory and not isinstance(batch["obs"], MemoryFeatures)
 
     def run_memories(
-        self, batch: Batch, forward: Callable[[Batch], dict[str, Tensor]], only: str | None = None
+        self, batch: Batch, forward: Callable[[Batch], dict[str, Tensor]], *, acts: bool = False
     ) -> dict[str, Any]:
         """Run the memories over the batch's sequences, and return the outputs of `forward` on their features.
 
-        Memories that acting does not use begin empty, since a batch has no state of them.
+        A memory whose state the batch does not have begins empty.
 
         Args:
             batch: Batch of sequences.
             forward: Function of a batch whose `"obs"` is a `MemoryFeatures`.
-            only: Name of the only memory that `forward` needs. None: all of them.
+            acts: Whether `forward` needs the policy's features only. Of the other memories, those run whose state the
+                batch has, or, if it has none, whose state is part of `get_initial_state`.
 
         Returns:
-            The outputs, and `"state_out"`, the state of the policy's memory after the sequences.
+            The outputs, and `"state_out"`, the state after the sequences.
         """
         obs, dtype = self._inputs(batch)
+        state_in = batch.get("state_in")
+        stored = self.get_initial_state() if state_in is None else state_in
         fields: dict[str, Tensor] = {}
         state_out: State = {}
-        for name, memory in self.memories().items():
-            if only not in (None, name):
+        for field, memory in self.memories().items():
+            state = state_of(field, memory, stored)
+            if acts and field != "features" and state is None:
                 continue
-            if name == "features":
-                fields[name], state_out = memory(obs, dtype, batch.get("state_in"), batch.get("seq_lens"))
-            else:
-                fields[name] = memory(obs, dtype)[0]
+            before = None if state_in is None else state
+            fields[field], after = memory(obs, dtype, before, batch.get("seq_lens"))
+            if state is not None:
+                state_out |= {STATE_PREFIXES[field] + name: leaf for name, leaf in after.items()}
         if self.is_masked:
             fields["mask"] = batch["obs"][ACTION_MASK]
         return {**forward({**batch, "obs": MemoryFeatures(**fields)}), "state_out": state_out}
@@ -154,6 +211,12 @@ class DefaultPolicyModule(TransitionModule):
     """Policy of `DefaultActorCriticModule` without a value function, with the same initial weights (imitation)."""
 
     has_values = False
+
+    def setup(self) -> None:
+        memory_in = ModelConfig.of(self.model_config).memory_in
+        if memory_in != "both":
+            raise ValueError(f"memory_in={memory_in!r} needs a value function or critics, and this network has none")
+        super().setup()
 
     def parts_left_out(self) -> list[str]:
         return self.get_non_inference_attributes()
