@@ -1,20 +1,17 @@
-"""FlashSAC on MuJoCo's robots, one run at a time, and the worth of its parts.
+"""What each part of FlashSAC is worth on HalfCheetah: one part off, or one size changed, at a time.
 
-    python benchmarks/learning/flashsac.py robots                      # the runs of the results page, in turn
-    python benchmarks/learning/flashsac.py robots HalfCheetah-v5 --seeds 5
-    python benchmarks/learning/flashsac.py parts                       # one part off, or one size changed, at a time
-    python benchmarks/learning/flashsac.py table                       # what has run so far, as Markdown
+    python benchmarks/learning/flashsac.py run     # 100,000 steps, three seeds of each row
+    python benchmarks/learning/flashsac.py table   # what has run so far, as Markdown
 
 A run that was stopped continues from its newest checkpoint, and one that has ended is not run again. Each run that has
-ended is a line of `benchmarks/results/flashsac.jsonl`: settings, curve, final returns, seconds of collecting, learning
-and evaluating, and the processor seconds of the training process if it was never stopped.
+ended is a line of `benchmarks/results/flashsac_parts.jsonl`: settings, curve, final returns, and seconds of collecting,
+learning and evaluating. The recipe's own runs are `lockstep bench run flashsac HalfCheetah-v5`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,9 +24,8 @@ from lockstep.recipes.bench import evaluations, processor
 from lockstep.recipes.mujoco import flashsac_mujoco
 from lockstep.tracking.run_folder import RunFolder
 
-RESULTS = Path(__file__).parents[1] / "results" / "flashsac.jsonl"
-ROBOTS = {"HalfCheetah-v5": 5, "Hopper-v5": 5, "Walker2d-v5": 5, "Humanoid-v5": 3}
-"""Number of seeds by environment."""
+RESULTS = Path(__file__).parents[1] / "results" / "flashsac_parts.jsonl"
+ENV = "HalfCheetah-v5"
 FINAL_EPISODES = 40
 PARTS: dict[str, dict[str, Any]] = {
     "the recipe": {},
@@ -52,15 +48,13 @@ PARTS: dict[str, dict[str, Any]] = {
     "half the gradient steps": {"replay.update_per_step": 0.5},
     "twice the gradient steps": {"replay.update_per_step": 2.0},
 }
-"""Options that differ from `config_of`, by the name of the row."""
+"""Options that differ from the recipe, by the name of the row."""
 
 
-def config_of(env: str, seed: int, steps: int, settings: dict[str, Any]) -> FlashSACConfig:
-    """Return the configuration of a run: the recipe, compiled, on one core."""
-    config = flashsac_mujoco(env).debugging(seed=seed)
-    config.framework(compile=True, num_threads=1)
-    config.evaluation(evaluation_duration=5)
-    config.checkpointing(checkpoint_interval=1)
+def config_of(seed: int, steps: int, settings: dict[str, Any]) -> FlashSACConfig:
+    """Return the configuration of a run: the recipe with other settings."""
+    config = flashsac_mujoco(ENV).debugging(seed=seed)
+    config.framework(compile=True)
     config.reporting(total_steps=steps, steps_per_epoch=steps // 10)
     for path, value in settings.items():
         section, option = path.split(".")
@@ -73,78 +67,63 @@ def rows() -> list[dict[str, Any]]:
     return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
 
 
-def run(env: str, seed: int, steps: int, name: str, root: Path) -> None:
+def run(seed: int, steps: int, name: str, root: Path) -> None:
     """Train one seed, or go on with it, and append its line to the results."""
-    key = {"env": env, "seed": seed, "steps": steps, "part": name}
+    key = {"env": ENV, "seed": seed, "steps": steps, "part": name}
     if any(all(row[field] == value for field, value in key.items()) for row in rows()):
         return
-    folder = root / f"{env}_{steps}_{name.replace(' ', '-').replace('/', '-')}_{seed}"
-    used = time.process_time()
-    begun = sorted(folder.glob("*")) if folder.exists() else []
+    folder = root / f"{steps}_{name.replace(' ', '-').replace('/', '-')}_{seed}"
+    begun = [path for path in sorted(folder.glob("*")) if RunFolder.open(path).newest_checkpoint() is not None]
     if begun:
         result = lockstep.resume(begun[-1])
     else:
-        result = lockstep.train(config_of(env, seed, steps, PARTS[name]), root=folder)
+        result = lockstep.train(config_of(seed, steps, PARTS[name]), root=folder)
     timing = result.info.timing
-    line = {
+    final = lockstep.Collector(result.policy, result.policy.config.make_envs(8), seed=1000).collect(
+        n_episode=FINAL_EPISODES, reset_before_collect=True
+    )
+    line: dict[str, Any] = {
         **key,
         "curve": list(evaluations(RunFolder.open(result.path)).items()),
-        "final_returns": final_returns(result.policy, env),
+        "final_returns": [float(each) for each in final.returns],
         "gradient_steps": int(result.info.gradient_step),
         "seconds": round(timing.train_time_collect + timing.train_time_update + timing.test_time),
-        "processor_seconds": None if begun else round(time.process_time() - used),
         "settings": PARTS[name],
         "processor": processor(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": f"python benchmarks/learning/flashsac.py (seed {seed}, {steps} steps, {name})",
+        "command": f"python benchmarks/learning/flashsac.py run --steps {steps} (seed {seed}, {name})",
     }
     with RESULTS.open("a") as file:
         file.write(json.dumps(line) + "\n")
-    print(f"{env} {name} seed {seed}: {np.mean(line['final_returns']):.0f} in {line['seconds']} s", flush=True)
-
-
-def final_returns(policy: Any, env: str) -> list[float]:
-    """Return the returns of deterministic episodes in new environments."""
-    result = lockstep.Collector(policy, policy.config.make_envs(8), seed=1000).collect(
-        n_episode=FINAL_EPISODES, reset_before_collect=True
-    )
-    return [float(each) for each in result.returns]
+    print(f"{name}, seed {seed}: {np.mean(line['final_returns']):.0f} in {line['seconds']} s", flush=True)
 
 
 def table() -> str:
     """Return the results as a Markdown table."""
-    groups: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
+    groups: dict[tuple[int, str], list[dict[str, Any]]] = {}
     for row in rows():
-        groups.setdefault((row["env"], row["steps"], row["part"]), []).append(row)
-    lines = [
-        "| environment | steps | part | seeds | mean | worst | processor minutes |",
-        "|---|---:|---|---:|---:|---:|---:|",
-    ]
-    for (env, steps, name), group in groups.items():
+        groups.setdefault((row["steps"], row["part"]), []).append(row)
+    lines = ["| what differs | steps | seeds | mean | worst | minutes |", "|---|---:|---:|---:|---:|---:|"]
+    for (steps, name), group in groups.items():
         means = [float(np.mean(row["final_returns"])) for row in group]
-        used = [row["processor_seconds"] / 60.0 for row in group if row["processor_seconds"] is not None]
-        minutes = f"{np.mean(used):.0f}" if used else "stopped in between"
+        minutes = np.median([row["seconds"] for row in group]) / 60.0
         lines.append(
-            f"| {env} | {steps:,} | {name} | {len(group)} | {np.mean(means):,.0f} | {min(means):,.0f} | {minutes} |"
+            f"| {name} | {steps:,} | {len(group)} | {np.mean(means):,.0f} | {min(means):,.0f} | {minutes:.0f} |"
         )
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("action", nargs="?", default="table", choices=("robots", "parts", "table"))
-    parser.add_argument("env", nargs="?", choices=ROBOTS)
-    parser.add_argument("--seeds", type=int, help="number of seeds; by default 5, or 3 for Humanoid-v5 and parts")
-    parser.add_argument("--steps", type=int, help="environment steps; by default 300,000, or 100,000 for parts")
+    parser.add_argument("action", nargs="?", default="table", choices=("run", "table"))
+    parser.add_argument("--part", choices=PARTS, help="the only row to run")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
+    parser.add_argument("--steps", type=int, default=100_000, help="environment steps")
     parser.add_argument("--root", type=Path, default=Path("runs/flashsac"), help="folder of the runs")
     given = parser.parse_args()
     if given.action == "table":
         print(table())
-    elif given.action == "robots":
-        for robot in [given.env] if given.env else ROBOTS:
-            for seed in range(given.seeds or ROBOTS[robot]):
-                run(robot, seed, given.steps or 300_000, "the recipe", given.root)
     else:
-        for seed in range(given.seeds or 3):
-            for part in PARTS:
-                run(given.env or "HalfCheetah-v5", seed, given.steps or 100_000, part, given.root)
+        for seed in range(given.seeds):
+            for part in [given.part] if given.part else PARTS:
+                run(seed, given.steps, part, given.root)

@@ -98,7 +98,8 @@ def flashsac_mujoco(env: str) -> FlashSACConfig:
     config.rl_module(model_config={"hiddens": (64,), "critic_hiddens": (64, 64)})
     config.training(train_batch_size=256, num_atoms=51, lr=[[0, 1e-3], [300_000, 1e-4]])
     config.replay(capacity=300_000, learning_starts=5_000).framework(mixed_precision=True)
-    return config.reporting(total_steps=300_000)
+    config.evaluation(evaluation_duration=5)
+    return config.reporting(total_steps=300_000, steps_per_epoch=30_000)
 
 
 OFF_POLICY_PROMISES = {("sac", "HalfCheetah-v5"): 7300.0, ("crossq", "HalfCheetah-v5"): 9600.0}
