@@ -39,6 +39,8 @@ class HostRule:
     """What runs on the host. It follows the feature and a colon."""
 
 
+ROWS_ALONE = ("sync", "async")
+"""Values of `env_runners.vectorize_mode` with which each row of an environment id or class is stepped alone."""
 HOST_HOOKS = ("prepare_batch", "prepare_sequences", "after_gradient_step", "should_stop_passes", "takes_part")
 """Hooks of a learner that run on the host. A CUDA graph would not call them."""
 
@@ -61,9 +63,12 @@ class TensorCollectorBuilder:
     def has_environments(self) -> bool:
         """Whether the configured environments are tensor environments: an id or a class of them, or finished ones."""
         env = self.config.environment.env
-        if tensor_class(env) is not None:
-            return self.config.env_runners.vectorize_mode in ("auto", "vector")
-        return isinstance(env, TensorVecEnv | TensorBoundary)
+        return tensor_class(env) is not None or isinstance(env, TensorVecEnv | TensorBoundary)
+
+    @property
+    def steps_rows_alone(self) -> bool:
+        """Whether each row is a tensor environment of its own, which is stepped from the host."""
+        return self.has_environments and self.config.env_runners.vectorize_mode in ROWS_ALONE
 
     @property
     def host_reasons(self) -> list[str]:
@@ -106,8 +111,10 @@ class TensorCollectorBuilder:
 
         Returns None if they are not tensor environments, or if their steps have to be copied to the host.
         """
-        if isinstance(envs, TensorBoundary) and self.decide():
-            return self._build(envs, share)
+        if isinstance(envs, TensorBoundary):
+            return self._build(envs, share) if self.decide() else None
+        if self.has_environments:
+            self.decide()
         return None
 
     def build_share(self, reducer: Reducer) -> TensorCollector:
@@ -230,6 +237,11 @@ HOST_RULES = (
         "env_runners(num_env_runners=...)",
         lambda config, part: config.env_runners.num_env_runners,
         "env runners in other processes send arrays; start one rank for each device with torchrun",
+    ),
+    HostRule(
+        "env_runners(vectorize_mode=...)",
+        lambda config, part: config.env_runners.vectorize_mode in ROWS_ALONE,
+        "rows that are stepped one by one, or in processes of their own, take and return arrays",
     ),
     HostRule(
         "rl_module(model_config={'recurrent': ...})",

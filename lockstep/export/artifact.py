@@ -155,6 +155,7 @@ def _describe_graph(graph: ActingGraph, origin: Origin) -> dict[str, Any]:
         "observation_space": describe_space(graph.observation_space),
         "action_space": describe_space(graph.action_space),
         "observation": [port.to_dict() for port in graph.observations],
+        "observation_groups": {part: list(paths) for part, paths in (graph.module.observation_groups or {}).items()},
         "reads_reward": any(port.name == "reward" for port in graph.extra),
         "noise": _noise_draws(graph.dist.dist_class, graph.dist.static) if graph.draws else [],
         "state": [port.to_dict() for port in graph.states],

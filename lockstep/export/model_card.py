@@ -23,7 +23,7 @@ def model_card(card: Mapping[str, Any]) -> str:
     for port in card["state"]:
         output_name = port["name"].replace("_in_", "_out_", 1)
         lines.append(_port_row(f"{output_name} (output)", port["shape"], port["dtype"]))
-    lines += ["", *_use(card), "## Proof", "", _proof(card["parity"]), ""]
+    lines += ["", *_groups(card), *_use(card), "## Proof", "", _proof(card["parity"]), ""]
     return "\n".join(lines)
 
 
@@ -61,6 +61,15 @@ def _origin(card: Mapping[str, Any]) -> list[str]:
         number = card["evaluation"]["return_mean"]
         lines.append(f"Its mean return in the evaluation was {number_text(number)}.")
     return lines
+
+
+def _groups(card: Mapping[str, Any]) -> list[str]:
+    """Return lines that say which entries of observations the parts of the network saw; none if all saw all."""
+    groups = card.get("observation_groups")  # exports of 0.2 do not say it
+    if not groups:
+        return []
+    seen = [f"{markdown_text(part)} saw {', '.join(map(markdown_code, paths))}" for part, paths in groups.items()]
+    return [f"In training {'; '.join(seen)}. Acting needs the inputs above only.", ""]
 
 
 def _use(card: Mapping[str, Any]) -> list[str]:

@@ -471,6 +471,12 @@ class RLModuleSpec:
         is_default = module_class is not None and module_class.__module__.startswith("lockstep.")
         if critic_space is not None and (is_default or module_class is None):
             # Version 0.2 kept the central state of several agents apart from their observations.
+            warnings.warn(
+                "the file has a network with a critic_space, as in version 0.2. It is read as one with observations "
+                "{'obs': observation, 'state': state}; save it again to keep it in this form",
+                DeprecationWarning,
+                stacklevel=2,
+            )
             groups = central_groups(observation_space)
             observation_space = with_state_space(observation_space, critic_space)
             critic_space = None

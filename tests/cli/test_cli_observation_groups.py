@@ -31,6 +31,9 @@ def test_a_run_with_groups_is_trained_examined_exported_and_resumed(
     card = json.loads((run / "export_torch" / "card.json").read_text())
     assert [entry["name"] for entry in card["observation"]] == ["obs/proprio"]
     assert load_export(run / "export_torch").card["observation"] == card["observation"]
+    assert card["observation_groups"] == {"policy": ["proprio"], "critic": ["proprio", "load"]}
+    page = (run / "export_torch" / "README.md").read_text()
+    assert "policy saw `proprio`; critic saw `proprio`, `load`" in page
 
     said = lockstep("resume", str(run), "--total-steps", "768")
     assert said.code == 0, said.err

@@ -146,6 +146,13 @@ def test_what_the_environment_logs_is_in_the_statistics_of_an_epoch():
     assert stats.train_collect_stat.metrics["distance"] == pytest.approx(float(torch.cat(distances).mean()), rel=1e-6)
 
 
+def test_a_tensor_that_steps_write_to_again_is_logged_as_it_was():
+    log, reused = StepLog(), torch.zeros(2)
+    for step in range(3):
+        log.add({"reused": reused.fill_(float(step))})
+    assert log.take() == {"reused": (1.0, 6)}
+
+
 def test_a_step_log_weighs_each_number_and_is_bounded():
     log = StepLog()
     for step in range(3 * MAX_PENDING):

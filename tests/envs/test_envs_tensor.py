@@ -943,6 +943,27 @@ class KeepsItsObservations(OverwritesItsLastObservations):
     gives_final_obs = False
 
 
+class OverwritesItsOwnTensor(OverwritesItsLastObservations):
+    """The same, with copies as observations: `final_obs` alone is in memory that is written to again."""
+
+    def step(self, actions):
+        obs, *rest = super().step(actions)
+        return {"count": obs["count"].clone()}, *rest
+
+
+class KeepsItsLastObservations(OverwritesItsLastObservations):
+    """Writes `final_obs` into the same memory in each step, before episodes begin."""
+
+    def __init__(self):
+        super().__init__()
+        self.final = torch.zeros(2, 1)
+
+    def step(self, actions):
+        self.final.copy_(self.count + 1)
+        obs, rewards, dones, extras = super().step(actions)
+        return {"count": obs["count"].clone()}, rewards, dones, {**extras, "final_obs": {"count": self.final}}
+
+
 def collect_three(env):
     config = PPOConfig().environment(env).env_runners(num_envs_per_env_runner=2, rollout_fragment_length=3)
     collector = config.training(train_batch_size=6, minibatch_size=6).build_collector()
@@ -965,9 +986,25 @@ def step_single(env):
 
 
 @pytest.mark.parametrize("run", [collect_three, step_three, step_single])
-def test_last_observations_that_were_overwritten_are_refused_by_name(run):
-    with pytest.raises(ValueError, match=r"OverwritesItsLastObservations.step returned extras\['final_obs'\].*copy"):
-        run(OverwritesItsLastObservations())
+@pytest.mark.parametrize("kind", [OverwritesItsLastObservations, OverwritesItsOwnTensor])
+def test_last_observations_that_were_overwritten_are_refused_by_name(kind, run):
+    with pytest.raises(ValueError, match=rf"{kind.__name__}.step returned extras\['final_obs'\].*copy"):
+        run(kind())
+
+
+def test_last_observations_may_be_in_memory_that_steps_write_to_again():
+    rollout = collect_three(KeepsItsLastObservations())
+    assert rollout.next_obs["count"][:, 0, 0].tolist() == [1.0, 2.0, 3.0]
+
+
+class TakesParts(OverwritesItsLastObservations):
+    single_action_space = gym.spaces.Dict({"a": gym.spaces.Discrete(2)})
+
+
+def test_actions_that_are_not_one_tensor_are_refused_by_name():
+    for make in (make_vector, SingleTensorEnv):
+        with pytest.raises(ValueError, match=r"TakesParts has the action space Dict.*one tensor of actions"):
+            make(TakesParts())
 
 
 def test_an_environment_that_writes_into_returned_observations_keeps_them_apart():

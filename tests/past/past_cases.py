@@ -6,6 +6,7 @@ and returns arrays by name, which the stored numbers are compared with.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -495,7 +496,10 @@ def write_central(folder: Path) -> None:
 
 
 def load_central(folder: Path) -> Numbers:
-    policy = Policy.from_checkpoint(folder / "policy")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        policy = Policy.from_checkpoint(folder / "policy")
+    assert any("critic_space, as in version 0.2" in str(each.message) for each in caught)
     rng = np.random.default_rng(4)
     agents = ("a", "b", "c")
     drawn = [{agent: rng.uniform(0, 5, 2).astype(np.float32) for agent in agents} for _ in range(20)]

@@ -208,6 +208,7 @@ def with_statistics(config: Any) -> Any:
 NEEDS_HOST = {
     "this algorithm": lambda: config_of(REINFORCEConfig),
     "training(learner_class=...)": lambda: ppo_config().training(learner_class=OwnBatch),
+    "env_runners(vectorize_mode=...)": lambda: ppo_config().env_runners(vectorize_mode="sync"),
     "rl_module(model_config={'recurrent': ...})": lambda: config_of(DQNConfig).rl_module(
         model_config={"recurrent": "lstm"}
     ),

@@ -47,6 +47,10 @@ class TensorVecEnv(ABC):
     max_episode_length: int | None
     gives_final_obs: bool
     capturable: bool = False
+    _final_obs_before: Tree = ()
+    """`extras["final_obs"]` of the step before. It is kept so that no new tensor can get its memory."""
+    _keeps_final_obs = False
+    """True once `final_obs`, in memory that steps write to again, held what the ended episodes had last."""
 
     @property
     @abstractmethod
@@ -82,6 +86,15 @@ class TensorVecEnv(ABC):
             no episode ended).
         """
 
+    def check_action_space(self) -> None:
+        """Raise `ValueError` for a space whose actions are not one tensor."""
+        space = self.single_action_space
+        if isinstance(space, spaces.Dict | spaces.Tuple):
+            raise ValueError(
+                f"{type(self).__name__} has the action space {space}, and tensor environments take one tensor of "
+                "actions; give them a Box or a MultiDiscrete with all parts, and split it in step"
+            )
+
     def check_actions(self, actions: Tensor) -> None:
         """Raise `ValueError` unless the actions have the shape and the device of these environments."""
         shape = (self.num_envs, *(self.single_action_space.shape or ()))
@@ -102,8 +115,9 @@ class TensorVecEnv(ABC):
     def check_final_observations(self, obs: Tree, dones: Tensor, extras: Mapping[str, Tree]) -> None:
         """Check that a step did not overwrite the last observations of episodes with the first ones of new episodes.
 
-        A `TensorEnv` needs no check, since its steps return copies. The host waits for the device only if `obs` and
-        `final_obs` are the same memory.
+        They have been if `final_obs` is in the memory of `obs`, or if it is in memory that each step writes to and
+        has the values of `obs`. A `TensorEnv` needs no check, since its steps return copies. Elsewhere the host waits
+        for the device only if memory is shared or used again.
 
         Args:
             obs: Observations `[B, ...]` that the step returned.
@@ -111,18 +125,24 @@ class TensorVecEnv(ABC):
             extras: Dict that the step returned.
 
         Raises:
-            ValueError: An episode ended, and `extras["final_obs"]` is in the memory of `obs`.
+            ValueError: An episode ended, and its last observation was overwritten.
         """
         if "final_obs" not in extras:
             return
-        places = {leaf.data_ptr() for leaf in leaves(obs) if leaf.numel()}
-        are_shared = any(leaf.data_ptr() in places for leaf in leaves(extras["final_obs"]))
-        if are_shared and bool(dones.any()):
+        final_obs = extras["final_obs"]
+        before, self._final_obs_before = self._final_obs_before, final_obs
+        is_shared = _share_memory(final_obs, obs)
+        is_reused = not self._keeps_final_obs and _share_memory(final_obs, before)
+        if not (is_shared or is_reused) or not bool(dones.any()):
+            return
+        pairs = zip(leaves(obs), leaves(final_obs), strict=True)
+        if is_shared or all(torch.equal(first[dones], last[dones]) for first, last in pairs):
             raise ValueError(
-                f"{type(self).__name__}.step returned extras['final_obs'] in the memory of the observations that "
-                "follow it, so the last observations of the ended episodes are lost; copy them before the "
-                "environments are reset (obs.clone())"
+                f"{type(self).__name__}.step returned extras['final_obs'] in memory that has been overwritten by the "
+                "observations that follow, so the last observations of the ended episodes are lost; copy them before "
+                "the environments are reset (obs.clone())"
             )
+        self._keeps_final_obs = True
 
     @abstractmethod
     def get_state(self) -> dict[str, Any] | None:
@@ -333,6 +353,12 @@ class TensorEnv(TensorVecEnv):
             self._state[name].copy_(tensor)
         self._length.copy_(state["episode_length_buf"])
         self.generator.set_state(state["generator"])
+
+
+def _share_memory(tree: Tree, other: Tree) -> bool:
+    """Return whether a tensor of one tree begins at the address of a tensor of the other."""
+    places = {leaf.data_ptr() for leaf in leaves(other) if leaf.numel()}
+    return any(leaf.data_ptr() in places for leaf in leaves(tree))
 
 
 def _gives_new_tensors(cls: type[TensorEnv]) -> bool:

@@ -31,6 +31,7 @@ class TensorBoundary(VectorBoundary):
     autoreset_mode = "SAME_STEP"
 
     def __init__(self, tensors: TensorVecEnv) -> None:
+        tensors.check_action_space()
         self.tensors = tensors
         self.num_envs = tensors.num_envs
         self._set_spaces(tensors.single_observation_space, tensors.single_action_space)
@@ -64,6 +65,7 @@ class TensorBoundary(VectorBoundary):
         except SystemExit as error:  # see `RAISED`
             raise step_error(error, backend=self.backend, env_index=None, action=actions, during="step") from error
 
+        self.tensors.check_final_observations(obs, dones, extras)
         result.obs = self._on_host(obs)
         result.rewards = as_rewards(rewards.cpu().numpy(), self.num_envs)
         done = dones.cpu().numpy()
@@ -71,7 +73,6 @@ class TensorBoundary(VectorBoundary):
         result.terminateds[:] = done & ~result.truncateds
         if done.any():
             rows = np.flatnonzero(done)
-            self.tensors.check_final_observations(obs, dones, extras)
             final = final_observations(acted_on, obs, dones, extras)
             result.final_obs = (rows, rows_of(self._on_host(final), rows))
             result.any_done = True
@@ -110,6 +111,7 @@ class SingleTensorEnv(gym.Env[Any, Any]):
     """A single tensor environment as a `gymnasium.Env`, which `gymnasium.make("tensor/CartPole-v1")` returns."""
 
     def __init__(self, tensors: TensorVecEnv) -> None:
+        tensors.check_action_space()
         self.tensors = tensors
         self.observation_space = tensors.single_observation_space
         self.action_space = tensors.single_action_space

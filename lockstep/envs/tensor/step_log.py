@@ -28,8 +28,8 @@ class _Sums:
 class StepLog:
     """Values that environments log in their steps, as a mean for each name (`extras["log"]` of rsl_rl).
 
-    Each element of a tensor counts as one value, as in rsl_rl. A step only keeps a reference to its values: the
-    environments must log new tensors, or the same ones unchanged. The host waits for the device in `take` only.
+    Each element of a tensor counts as one value, as in rsl_rl. Tensors are copied, because environments may write to
+    them again. The host waits for the device in `take` only.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,9 @@ class StepLog:
 
     def add(self, values: Mapping[str, object]) -> None:
         """Add the values of one step: numbers and tensors of any shape, by name."""
-        self._pending.append(dict(values))
+        self._pending.append(
+            {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in values.items()}
+        )
         if len(self._pending) >= MAX_PENDING:  # nobody may call `take` for a long time
             self._sum_pending()
 
@@ -75,7 +77,7 @@ class StepLog:
             for name, value in values.items():
                 sums = self._sums.setdefault(name, _Sums())
                 if isinstance(value, Tensor):
-                    tensors.setdefault(name, []).append(value.detach().reshape(-1))
+                    tensors.setdefault(name, []).append(value.reshape(-1))
                     sums.count += value.numel()
                 elif is_number(value):
                     sums.on_host += float(value)
