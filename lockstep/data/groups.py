@@ -7,6 +7,7 @@ without a group sees all entries.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -251,6 +252,17 @@ def with_state_space(space: Space[Any], state_space: Space[Any]) -> spaces.Dict:
             f"multi_agent.centralized_critic adds the entry {STATE!r} to observations, and {space} has one; rename it"
         )
     return spaces.Dict([*space.spaces.items(), (STATE, state_space)])
+
+
+def space_of_old_file(space: Space[Any], state_space: Space[Any]) -> spaces.Dict:
+    """Return the same for a file of version 0.2, whose networks have a `critic_space` for the state; warn of it."""
+    warnings.warn(
+        "the file has a network with a critic_space, as in version 0.2. It is read as one with observations "
+        "{'obs': observation, 'state': state}; save it again to keep it in this form",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return with_state_space(space, state_space)
 
 
 def with_state(obs: Tree, state: Tree) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from gymnasium.spaces import Space
 from torch import Tensor, nn
 
 from lockstep.data.actions import ACTION_MASK, carries_mask
-from lockstep.data.groups import Groups, PartView, central_groups, checked_groups, split_state, with_state_space
+from lockstep.data.groups import Groups, PartView, central_groups, checked_groups, space_of_old_file, split_state
 from lockstep.data.spaces import describe_space, space_from
 from lockstep.data.trees import Tree
 from lockstep.modules.action_dist import ActionDist
@@ -471,14 +471,8 @@ class RLModuleSpec:
         is_default = module_class is not None and module_class.__module__.startswith("lockstep.")
         if critic_space is not None and (is_default or module_class is None):
             # Version 0.2 kept the central state of several agents apart from their observations.
-            warnings.warn(
-                "the file has a network with a critic_space, as in version 0.2. It is read as one with observations "
-                "{'obs': observation, 'state': state}; save it again to keep it in this form",
-                DeprecationWarning,
-                stacklevel=2,
-            )
             groups = central_groups(observation_space)
-            observation_space = with_state_space(observation_space, critic_space)
+            observation_space = space_of_old_file(observation_space, critic_space)
             critic_space = None
         inference_only = bool(data["inference_only"])
         return cls(module_class, observation_space, action_space, inference_only, config, groups, critic_space)

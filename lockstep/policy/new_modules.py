@@ -13,7 +13,7 @@ import torch
 from lockstep.config.base import BaseConfig, Spaces
 from lockstep.config.json_form import from_plain
 from lockstep.connectors import ModuleConnectors
-from lockstep.data.groups import has_state, with_state_space
+from lockstep.data.groups import has_state, space_of_old_file
 from lockstep.data.spaces import space_from
 from lockstep.learner.checkpointing import state_from_folders
 from lockstep.modules import RLModule, RLModuleSpec
@@ -165,7 +165,7 @@ def recipe_space(recipe: Mapping[str, Any]) -> Any:
     space = space_from(recipe["observation_space"])
     if "critic_space" not in recipe["spec"] or has_state(space):
         return space
-    return with_state_space(space, space_from(recipe["spec"]["critic_space"]))
+    return space_of_old_file(space, space_from(recipe["spec"]["critic_space"]))
 
 
 def is_module_tree(tree: Mapping[str, Any]) -> bool:
