@@ -72,28 +72,46 @@ def test_a_run_over_two_env_runners_is_the_run_in_this_process(cluster, here, tm
     assert lag.max == 0.0
 
 
+def grouped_config(algorithm, num_env_runners=0, num_learners=0):
+    """A configuration whose critic sees an entry that the policy does not."""
+    made = get_config(algorithm).environment("lockstep/PrivilegedProbe-v0", normalize_observations=True)
+    made.rl_module(observation_groups={"policy": ["proprio"], "critic": ["proprio", "load"]})
+    made.rl_module(model_config={"hiddens": (8,), "critic_hiddens": (8,)}).framework(dtype="float64")
+    made.env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=4 // max(1, num_env_runners))
+    made.env_runners(num_cpus_per_env_runner=0.5).learners(num_learners=num_learners, num_cpus_per_learner=0)
+    made.training(train_batch_size=16 if made.is_off_policy else 64)
+    if made.is_off_policy:
+        made.replay(learning_starts=32, update_per_step=0.25)
+    return made.debugging(seed=2).reporting(total_steps=192, steps_per_epoch=64).evaluation(evaluation_interval=0)
+
+
+def assert_has_groups(policy):
+    assert policy.acting["default_policy"].module.observation_groups["critic"] == ("proprio", "load")
+    obs = {"proprio": np.zeros((3, 2), np.float32)}
+    assert policy.compute_actions(obs).shape == (3, 1)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["ppo", "sac"])
 def test_groups_over_two_env_runners_and_learners_are_those_of_one(algorithm, cluster, tmp_path):
-    def config(num_env_runners=0, num_learners=0):
-        made = get_config(algorithm).environment("lockstep/PrivilegedProbe-v0", normalize_observations=True)
-        made.rl_module(observation_groups={"policy": ["proprio"], "critic": ["proprio", "load"]})
-        made.rl_module(model_config={"hiddens": (8,), "critic_hiddens": (8,)}).framework(dtype="float64")
-        made.env_runners(num_env_runners=num_env_runners, num_envs_per_env_runner=4 // max(1, num_env_runners))
-        made.env_runners(num_cpus_per_env_runner=0.5).learners(num_learners=num_learners, num_cpus_per_learner=0)
-        made.training(train_batch_size=16 if made.is_off_policy else 64)
-        if made.is_off_policy:
-            made.replay(learning_starts=32, update_per_step=0.25)
-        return made.debugging(seed=2).reporting(total_steps=192, steps_per_epoch=64).evaluation(evaluation_interval=0)
-
-    here = run(config(), tmp_path / "here").policy
-    assert_near(run(config(num_learners=2), tmp_path / "learners").policy, here, 1e-12)
+    here = run(grouped_config(algorithm), tmp_path / "here").policy
+    assert_near(run(grouped_config(algorithm, num_learners=2), tmp_path / "learners").policy, here, 1e-12)
     if algorithm == "ppo":
-        assert_near(run(config(num_env_runners=2), tmp_path / "runners").policy, here, 1e-12)
-    there = run(config(2, 2), tmp_path / "both").policy
-    assert there.acting["default_policy"].module.observation_groups["critic"] == ("proprio", "load")
-    obs = {"proprio": np.zeros((3, 2), np.float32)}
-    assert there.compute_actions(obs).shape == (3, 1)
+        assert_near(run(grouped_config(algorithm, num_env_runners=2), tmp_path / "runners").policy, here, 1e-12)
+    assert_has_groups(run(grouped_config(algorithm, 2, 2), tmp_path / "both").policy)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("algorithm", ["impala", "appo"])
+def test_groups_of_asynchronous_env_runners_are_those_of_one_process(algorithm, cluster, tmp_path):
+    """Without a lag weights are equal; with one the groups reach the env runners all the same."""
+    here, there, late = (
+        run(grouped_config(algorithm, number).training(max_lag=max_lag), tmp_path / f"{number} {max_lag}").policy
+        for number, max_lag in ((0, 0), (2, 0), (2, 2))
+    )
+    assert_near(there, here, 1e-12)
+    assert_has_groups(there)
+    assert_has_groups(late)
 
 
 @pytest.mark.faults

@@ -28,9 +28,12 @@ def config_of(env: Any, num_steps: int = T) -> PPOConfig:
     return config.reporting(total_steps=10**6, steps_per_epoch=num_steps * env.num_envs)
 
 
-def lockstep_rollout(actions: torch.Tensor, **robot: Any) -> tuple[Any, int]:
+NESTED_GROUPS = {"actor": ["proprio", "task/goal"], "critic": ["proprio", "task/goal", "wind"]}
+
+
+def lockstep_rollout(actions: torch.Tensor, groups: Any = OBS_GROUPS, **robot: Any) -> tuple[Any, int]:
     """Return the rollout of these actions `[T, B, 1]`, and the seed of its environments."""
-    collector = config_of(RslRlEnv(make_robot(**robot), obs_groups=OBS_GROUPS)).build_collector()
+    collector = config_of(RslRlEnv(make_robot(**robot), obs_groups=groups)).build_collector()
     assert type(collector) is TensorCollector
     recorded = iter(actions)
     collector.stepper._act = lambda part, obs, explores=False: next(recorded)
@@ -103,6 +106,34 @@ def test_an_environment_may_return_the_same_tensors_in_each_step(actions):
         for group, numbers in getattr(rollout, column).items():
             assert torch.equal(getattr(other, column)[group], numbers)
     assert torch.equal(rollout.next_obs["proprio"][rollout.cuts], rollout.obs["proprio"][rollout.cuts])
+
+
+def test_an_observation_set_within_a_set_is_a_nested_entry(actions):
+    """The rollout has the numbers of the flat form, and a policy of the nested entry acts on it alone."""
+    flat, _ = lockstep_rollout(actions)
+    env = RslRlEnv(make_robot(nested=True), obs_groups=NESTED_GROUPS)
+    goal = env.single_observation_space["task"]["goal"]
+    assert goal.shape == (1,)
+    nested, _ = lockstep_rollout(actions, NESTED_GROUPS, nested=True)
+    for column in ("obs", "next_obs"):
+        found, expected = getattr(nested, column), getattr(flat, column)
+        assert set(found) == {"proprio", "task", "wind"}
+        assert torch.equal(found["task"]["goal"], expected["goal"])
+        assert all(torch.equal(found[name], expected[name]) for name in ("proprio", "wind"))
+    assert torch.equal(nested.rewards, flat.rewards)
+
+    trainer = config_of(env, 24).build_trainer()
+    assert type(trainer.train_collector) is TensorCollector
+    next(trainer)
+    policy = trainer.policy
+    assert groups_of(policy) == {"policy": ("proprio", "task/goal"), "critic": ("proprio", "task/goal", "wind")}
+    rng = np.random.default_rng(0)
+    obs = {"proprio": rng.normal(size=(5, 2)).astype(np.float32)}
+    goals = [{"task": {"goal": rng.normal(size=(5, 1)).astype(np.float32)}} for _ in range(2)]
+    found = [policy.compute_actions({**obs, **entry}) for entry in goals]
+    assert not np.array_equal(*found)
+    winds = {"wind": np.ones((5, 1), np.float32)}
+    assert np.array_equal(policy.compute_actions({**obs, **goals[0], **winds}), found[0])
 
 
 def watch_log(robot: Any) -> tuple[list[torch.Tensor], list[float]]:

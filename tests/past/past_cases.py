@@ -495,16 +495,22 @@ def write_central(folder: Path) -> None:
     trainer.policy.save_to_path(folder / "policy")
 
 
+GUESTS = Guests.possible_agents
+
+
+def guests_observations(rng: np.random.Generator) -> list[dict[str, np.ndarray]]:
+    """Return what the policy of `policy_central` acts on: observations of each agent, without a central state."""
+    return [{agent: rng.uniform(0, 5, 2).astype(np.float32) for agent in GUESTS} for _ in range(20)]
+
+
 def load_central(folder: Path) -> Numbers:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         policy = Policy.from_checkpoint(folder / "policy")
     assert any("critic_space, as in version 0.2" in str(each.message) for each in caught)
     rng = np.random.default_rng(4)
-    agents = ("a", "b", "c")
-    drawn = [{agent: rng.uniform(0, 5, 2).astype(np.float32) for agent in agents} for _ in range(20)]
-    chosen = [policy.compute_actions(obs) for obs in drawn]
-    numbers: Numbers = {"actions": np.array([[actions[agent] for agent in agents] for actions in chosen])}
+    chosen = [policy.compute_actions(obs) for obs in guests_observations(rng)]
+    numbers: Numbers = {"actions": np.array([[actions[agent] for agent in GUESTS] for actions in chosen])}
     episodes = []
     for _ in range(4):
         states = [{"critic_obs": rng.uniform(0, 5, 6).astype(np.float32)} for _ in range(9)]

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from past_cases import CASES
+from past_cases import CASES, GUESTS, guests_observations
 from write_past import HASHES, JAR, continued, hash_of, processor, unpack
 
+from lockstep import Policy
 from lockstep.cli import main
+from lockstep.export import load_export
 
 NOTES = json.loads(HASHES.read_text())
 FAST = {
@@ -73,6 +75,21 @@ def test_files_of_the_past_continue_to_the_same_numbers(name, tmp_path, monkeypa
     hashed = NOTES["hashes"][name]
     if hashed is not None and (NOTES["processor"], NOTES["torch"]) == (processor(), torch.__version__):
         assert hash_of(found) == hashed, "within the tolerance, but not to the bit"
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_an_old_central_critics_policy_is_exported_and_acts_equally(tmp_path, monkeypatch):
+    """It chooses the actions that its revision chose, and has no input for the central state."""
+    monkeypatch.setenv("LOCKSTEP_TRUST", "1")
+    unpack("policy_central", tmp_path)
+    Policy.from_checkpoint(tmp_path / "policy").export(tmp_path / "export")
+    exported = load_export(tmp_path / "export" / "main")
+    assert [entry["name"] for entry in exported.card["observation"]] == ["obs"]
+    observations = guests_observations(np.random.default_rng(4))
+    found = [exported.compute_actions(np.stack([obs[agent] for agent in GUESTS])) for obs in observations]
+    with np.load(JAR / "policy_central.npz") as stored:
+        assert np.array_equal(found, stored["actions"])
 
 
 # -- what a user does with a run of 0.2 (docs/from-0.2.md) ---

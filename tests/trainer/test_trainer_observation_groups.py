@@ -10,22 +10,31 @@ import numpy as np
 import pytest
 import torch
 from agent_games import game_config
-from algorithm_cases import ALGORITHM_CASES
+from algorithm_cases import ALGORITHM_CASES, NAMES, takes
 from gymnasium import spaces
-from parts import one_in
+from parts import fast_if, one_in
 from test_trainer_central_critic import HiddenGame, shared_config
 from trainer_tools import learned
 
 from lockstep import Policy, PPOConfig, RLModule, RLModuleSpec, get_config
 from lockstep.connectors import PreviousActions
-from lockstep.data import SingleAgentEpisode
+from lockstep.data import SingleAgentEpisode, write_rows
 from lockstep.data.groups import central_groups, with_state_space
+from lockstep.data.trees import map_tree, named_leaves
 from lockstep.export import load_export
+from lockstep.policy.offline_data import offline_source
 from lockstep.trainer import restore_trainer, save_trainer
 
 WITH_CRITIC = [name for name in ALGORITHM_CASES if "critic" in get_config(name).learner_class.observed_by]
 ONLINE = [name for name in WITH_CRITIC if not get_config(name).is_offline]
+OFFLINE = [name for name in WITH_CRITIC if get_config(name).is_offline]
+WITHOUT_CRITIC = [name for name in NAMES if name not in WITH_CRITIC]
 GROUPS = {"policy": ["proprio", "sensors/left"], "critic": ["heights", "proprio"]}
+IN_POLICY = {"recurrent": "gru", "memory_in": "policy"}
+IN_CRITIC = {"recurrent": "gru", "memory_in": "critic"}
+IN_BOTH = {"recurrent": "lstm"}
+ATTENTION = {"attention": {"size": 4, "num_heads": 2, "memory": 4, "hidden_size": 4}}
+MEMORIES = (IN_BOTH, IN_POLICY, IN_CRITIC)
 
 
 class Robot(gym.Env[Any, Any]):
@@ -59,7 +68,19 @@ class Robot(gym.Env[Any, Any]):
         return {"proprio": draw(3), "heights": draw(4), "sensors": {"left": draw(2), "right": draw(2)}}
 
 
-def robot_config(algorithm: str, groups: Any = GROUPS, env: Any = Robot, **model: Any) -> Any:
+class ChoosingRobot(Robot):
+    """`Robot` with three actions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Discrete(3)
+
+
+def robot_config(algorithm: str, groups: Any = GROUPS, env: Any = None, **model: Any) -> Any:
+    if groups is GROUPS and algorithm in WITHOUT_CRITIC:
+        groups = {"policy": GROUPS["policy"]}
+    if env is None:
+        env = Robot if takes(algorithm, "box") else ChoosingRobot
     config = get_config(algorithm).environment(env).rl_module(observation_groups=groups)
     config.rl_module(model_config={"hiddens": (8,), "critic_hiddens": (8,), **model}).debugging(seed=3)
     config.evaluation(evaluation_interval=0)
@@ -69,7 +90,7 @@ def robot_config(algorithm: str, groups: Any = GROUPS, env: Any = Robot, **model
     if config.is_off_policy:
         config.training(train_batch_size=8).replay(learning_starts=16, update_per_step=0.25)
     else:
-        config.training(train_batch_size=32)
+        config.training(**ALGORITHM_CASES[algorithm].small).training(train_batch_size=32)
     return config
 
 
@@ -82,6 +103,12 @@ def rows(number: int, *names: str, seed: int = 0) -> dict[str, Any]:
     }
     drawn["sensors"] = {side: rng.uniform(-1, 1, (number, 2)).astype(np.float32) for side in ("left", "right")}
     return {name: drawn[name] for name in names or drawn}
+
+
+def seen_rows(number: int, seed: int = 0) -> dict[str, Any]:
+    """Return observations with the entries of the policy alone."""
+    obs = rows(number, seed=seed)
+    return {"proprio": obs["proprio"], "sensors": {"left": obs["sensors"]["left"]}}
 
 
 def as_tensors(obs: dict[str, Any]) -> dict[str, Any]:
@@ -97,6 +124,18 @@ def critic_values(module: Any, obs: dict[str, Any]) -> torch.Tensor:
     return module.compute_values(batch) if critics is None else critics(batch["obs"], batch["actions"])
 
 
+def changed_in(name: str, obs: dict[str, Any]) -> dict[str, Any]:
+    """Return observations with other numbers in one entry."""
+    other = rows(4, seed=1)
+    if name in other["sensors"]:
+        return {**obs, "sensors": {**obs["sensors"], name: other["sensors"][name]}}
+    return {**obs, name: other[name]}
+
+
+SEEN = (("proprio", True, True), ("heights", False, True), ("left", True, False), ("right", False, False))
+"""each entry of `Robot`, whether the policy sees it, whether the critic does"""
+
+
 @pytest.mark.parametrize("algorithm", WITH_CRITIC)
 def test_policy_and_critic_see_the_entries_of_their_groups_alone(algorithm):
     module = robot_config(algorithm).build_learner().module["default_policy"]
@@ -104,21 +143,47 @@ def test_policy_and_critic_see_the_entries_of_their_groups_alone(algorithm):
     out = module.forward_inference({"obs": as_tensors(obs)})["action_dist_inputs"]
     values = critic_values(module, obs)
 
-    def changed(name: str) -> dict[str, Any]:
-        other = rows(4, seed=1)
-        if name in other["sensors"]:
-            return {**obs, "sensors": {**obs["sensors"], name: other["sensors"][name]}}
-        return {**obs, name: other[name]}
-
-    for name, by_policy, by_critic in (
-        ("proprio", True, True),
-        ("heights", False, True),
-        ("left", True, False),
-        ("right", False, False),
-    ):
-        new = module.forward_inference({"obs": as_tensors(changed(name))})["action_dist_inputs"]
+    for name, by_policy, by_critic in SEEN:
+        changed = changed_in(name, obs)
+        new = module.forward_inference({"obs": as_tensors(changed)})["action_dist_inputs"]
         assert bool((new != out).any()) is by_policy, name
-        assert bool((critic_values(module, changed(name)) != values).any()) is by_critic, name
+        assert bool((critic_values(module, changed) != values).any()) is by_critic, name
+
+
+@pytest.mark.parametrize("model", [*MEMORIES, ATTENTION], ids=str)
+@pytest.mark.parametrize("algorithm", WITH_CRITIC)
+def test_a_memory_changes_nothing_of_what_each_part_sees(algorithm, model):
+    module = robot_config(algorithm, **model).build_learner().module["default_policy"]
+
+    def outputs(obs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        first_steps = map_tree(lambda leaf: leaf.unsqueeze(1), as_tensors(obs))
+        batch = {"obs": first_steps, "actions": torch.zeros(4, 1, 2)}
+        trained = module.forward_train(batch)
+        values = trained["q_values" if "q_values" in trained else "vf_preds"]
+        return module.forward_inference(batch)["action_dist_inputs"], values
+
+    obs = rows(4)
+    out, values = outputs(obs)
+    for name, by_policy, by_critic in SEEN:
+        new, new_values = outputs(changed_in(name, obs))
+        assert bool((new != out).any()) is by_policy, name
+        assert bool((new_values != values).any()) is by_critic, name
+
+
+@pytest.mark.parametrize("algorithm", WITHOUT_CRITIC)
+def test_without_a_critic_a_policy_sees_its_group_alone(algorithm):
+    """When acting, and in what it learns from."""
+    module = robot_config(algorithm).build_learner().module["default_policy"]
+    obs = rows(4)
+    out = module.forward_inference({"obs": as_tensors(obs)})["action_dist_inputs"]
+    trained = module.forward_train({"obs": as_tensors(obs)})
+    for name, is_seen, _ in SEEN:
+        changed = {"obs": as_tensors(changed_in(name, obs))}
+        new = module.forward_inference(changed)["action_dist_inputs"]
+        assert bool((new != out).any()) is is_seen, name
+        for key, value in module.forward_train(changed).items():
+            if not is_seen:
+                assert torch.equal(value, trained[key]), (name, key)
 
 
 def test_a_group_keeps_its_order_and_a_part_without_a_group_sees_all():
@@ -162,36 +227,72 @@ def test_a_critic_that_sees_the_load_explains_the_returns_and_one_that_does_not_
 # -- acting, files, export ---
 
 
-IN_POLICY = {"recurrent": "gru", "memory_in": "policy"}
-IN_CRITIC = {"recurrent": "gru", "memory_in": "critic"}
-MODELS = (
+OFF_POLICY = [name for name in ONLINE if get_config(name).is_off_policy]
+ON_POLICY = [name for name in ONLINE if name not in OFF_POLICY]
+EXPORTED = (
     ("ppo", {}),
-    ("ppo", {"recurrent": "lstm"}),
-    ("ppo", IN_POLICY),
-    ("ppo", IN_CRITIC),
-    *((name, memory_in) for name in ONLINE if get_config(name).is_off_policy for memory_in in (IN_POLICY, IN_CRITIC)),
+    *((name, memory) for name in OFF_POLICY for memory in MEMORIES),
+    *(("ppo", memory) for memory in MEMORIES),
+    *((name, ATTENTION) for name in ("ppo", "sac")),
 )
+ONLY_ACTING = (
+    *((name, {}) for name in WITHOUT_CRITIC if not get_config(name).is_offline),
+    *((name, memory) for name in ON_POLICY if name != "ppo" for memory in MEMORIES),
+)
+"""models whose networks are exported as others are"""
 
 
-@pytest.mark.parametrize(("algorithm", "model"), one_in(2, MODELS), ids=str)
+def acted(policy: Any, observations: list[Any]) -> np.ndarray:
+    """Return the actions `[T, B, ...]` of one episode in each row, from its beginning."""
+    policy.reset()
+    actions = []
+    state = None
+    for obs in observations:
+        result = policy.compute_actions(obs, state) if policy.is_stateful else policy.compute_actions(obs)
+        if policy.is_stateful:
+            result, state = result
+        actions.append(result)
+    return np.array(actions)
+
+
+def assert_acts_without_others(policy: Any, folder: Any, *, exports: bool) -> None:
+    """Assert that a policy, loaded and exported too, acts equally with and without the entries of other parts."""
+    seen = [seen_rows(4, seed) for seed in range(3)]
+    actions = acted(policy, seen)
+    assert np.array_equal(acted(policy, [rows(4, seed=seed) for seed in range(3)]), actions)
+    loaded = Policy.from_checkpoint(policy.save_to_path(folder / "policy"))
+    assert np.array_equal(acted(loaded, seen), actions)
+    if exports:
+        policy.export(folder / "export")
+        exported = load_export(folder / "export")
+        assert [entry["name"] for entry in exported.card["observation"]] == ["obs/proprio", "obs/sensors/left"]
+        found = np.array([exported.compute_actions(obs) for obs in seen])
+        np.testing.assert_allclose(found, actions, atol=1e-5)
+
+
+@pytest.mark.parametrize(("algorithm", "model"), [*one_in(9, EXPORTED), *one_in(3, ONLY_ACTING)], ids=str)
 def test_acting_and_exports_need_the_entries_of_the_policy_only(algorithm, model, tmp_path):
     config = robot_config(algorithm, **model).environment(normalize_observations=True)
     trainer = config.build_trainer()
     trainer.run()
-    policy = trainer.policy
-    seen = {"proprio": rows(4)["proprio"], "sensors": {"left": rows(4)["sensors"]["left"]}}
-    results = [policy.compute_actions(obs) for obs in (seen, rows(4))]
-    actions = [result[0] if policy.is_stateful else result for result in results]
-    assert np.array_equal(*actions)
-    if policy.is_stateful:
-        policy.compute_actions(seen, state=results[0][1])
+    assert trainer.policy.is_stateful is bool(model)
+    assert_acts_without_others(trainer.policy, tmp_path, exports=(algorithm, model) in EXPORTED)
 
-    policy.export(tmp_path / "export")
-    exported = load_export(tmp_path / "export")
-    assert [entry["name"] for entry in exported.card["observation"]] == ["obs/proprio", "obs/sensors/left"]
-    loaded = Policy.from_checkpoint(policy.save_to_path(tmp_path / "policy"))
-    again = loaded.compute_actions(seen)
-    assert np.array_equal(again[0] if policy.is_stateful else again, actions[0])
+
+@pytest.mark.parametrize("exports", fast_if(lambda exports: not exports, [False, True]))
+@pytest.mark.parametrize("normalises", [False, True])
+@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+def test_stacks_of_frames_need_the_entries_of_the_policy_only(algorithm, normalises, exports, tmp_path):
+    config = robot_config(algorithm).environment(frame_stack=2, normalize_observations=normalises)
+    trainer = config.build_trainer()
+    trainer.run()
+    policy = trainer.policy
+    assert policy.acting["default_policy"].module.observation_space["heights"].shape == (2, 4)
+    first, second = acted(policy, [seen_rows(4)] * 2)
+    assert np.array_equal(first, second)  # a stack begins with copies of its first frame
+    moved = acted(policy, [seen_rows(4, seed=1), seen_rows(4)])[1]
+    assert not np.array_equal(moved, first)
+    assert_acts_without_others(policy, tmp_path, exports=exports)
 
 
 def previous(observation_space: Any, action_space: Any) -> Any:
@@ -255,6 +356,7 @@ def test_a_run_goes_on_bit_by_bit(algorithm, options, tmp_path):
     assert learned(again) == learned(straight)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("memory_in", ["policy", "critic"])
 def test_env_runners_on_ray_send_the_state_of_the_part_with_a_memory(memory_in):
     config = robot_config("sac", recurrent="gru", memory_in=memory_in).env_runners(num_env_runners=1)
@@ -266,12 +368,65 @@ def test_env_runners_on_ray_send_the_state_of_the_part_with_a_memory(memory_in):
     assert any(np.any(leaf) for leaf in stored.values())
 
 
-@pytest.mark.parametrize("options", [{"n_step": 3}, {"prioritized": True}], ids=str)
-def test_replay_keeps_all_entries(options):
-    trainer = robot_config("sac").replay(**options).build_trainer()
+@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+def test_environments_in_processes_teach_groups_what_those_here_do(algorithm):
+    found = []
+    for mode in ("sync", "async"):
+        trainer = robot_config(algorithm).env_runners(vectorize_mode=mode).build_trainer()
+        trainer.run()
+        found.append(learned(trainer))
+    assert found[0] == found[1]
+
+
+class TellingRobot(Robot):
+    """`Robot` whose entries all tell the step and a number of the episode, each in its own way."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        gym.Env.reset(self, seed=seed)
+        self.t = 0
+        self.episode = float(self.np_random.uniform(0.1, 0.9))
+        return self._observe(), {}
+
+    def _observe(self) -> Any:
+        return told(np.array(self.t), np.array(self.episode))
+
+
+def told(t: np.ndarray, episode: np.ndarray) -> dict[str, Any]:
+    """Return the observations `[...]` of `TellingRobot` at these steps `[...]` of episodes with these numbers."""
+    t = (t / 10).astype(np.float32)
+    episode = episode.astype(np.float32)
+    return {
+        "proprio": np.stack([t, episode, -t], -1),
+        "heights": np.stack([episode, -episode, t, t / 2], -1),
+        "sensors": {"left": np.stack([t / 4, episode / 2], -1), "right": np.stack([-t / 4, -episode / 2], -1)},
+    }
+
+
+def assert_equal_entries(found: Any, expected: Any) -> None:
+    entries = dict(named_leaves("obs", found))
+    others = dict(named_leaves("obs", expected))
+    assert entries.keys() == others.keys()
+    for name, entry in entries.items():
+        assert np.array_equal(entry, others[name]), name
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_replay_keeps_and_returns_all_entries_as_recorded(n_step, prioritized):
+    """Both in the whole buffer and in samples, whose next observations are n steps later, or the episode's last."""
+    config = robot_config("sac", env=TellingRobot).replay(n_step=n_step, prioritized=prioritized)
+    trainer = config.reporting(total_steps=112, steps_per_epoch=56).build_trainer()  # 16 whole episodes
     trainer.run()
-    batch = trainer.buffer.to_batch() if hasattr(trainer, "buffer") else trainer.train_collector.buffer.to_batch()
-    assert set(batch["obs"]) == {"proprio", "heights", "sensors"}
+    whole = trainer.buffer.to_batch()
+    sample = trainer.buffer.sample(64)
+    assert len(whole) == 112
+    assert ("weights" in sample) is prioritized
+    for batch, num_steps in ((whole, 1), (sample, n_step)):
+        t = np.round(batch["obs"]["proprio"][:, 0] * 10)
+        episodes = batch["obs"]["proprio"][:, 1]
+        assert set(t) == set(range(7))
+        assert_equal_entries(batch["obs"], told(t, episodes))
+        assert_equal_entries(batch["new_obs"], told(np.minimum(t + num_steps, 7), episodes))
 
 
 def test_each_entry_is_normalised_by_its_own_statistics():
@@ -302,26 +457,82 @@ def test_goals_in_hindsight_are_learned_by_parts_that_see_them(algorithm):
     assert trainer.policy.compute_actions(seen).shape == (4,)
 
 
-@pytest.mark.parametrize("algorithm", [name for name in WITH_CRITIC if get_config(name).is_offline])
-def test_recorded_data_are_learned_from_by_groups(algorithm):
+@pytest.fixture(scope="module")
+def recorded() -> Any:
+    """A buffer of transitions of `Robot`."""
     recorder = robot_config("sac").replay(learning_starts=10**6).build_trainer()
     recorder.run()
-    config = robot_config(algorithm).offline_data(input_=recorder.buffer.to_batch()).training(train_batch_size=16)
-    trainer = config.environment(Robot).reporting(total_steps=8, steps_per_epoch=4).build_trainer()
+    return recorder.buffer
+
+
+def offline_config(algorithm: str, data: Any, **model: Any) -> Any:
+    config = robot_config(algorithm, **model).offline_data(input_=data).training(train_batch_size=16)
+    return config.reporting(total_steps=8, steps_per_epoch=4)
+
+
+@pytest.mark.parametrize("model", [{}, *MEMORIES, ATTENTION], ids=str)
+@pytest.mark.parametrize("algorithm", one_in(2, OFFLINE))
+def test_recorded_data_are_learned_from_by_groups(algorithm, model, recorded, tmp_path):
+    """With a memory from sequences. Each network learns, and acting needs the policy's entries only."""
+    trainer = offline_config(algorithm, recorded.to_batch(), max_seq_len=4, **model).build_trainer()
     before = {name: tensor.clone() for name, tensor in trainer.policy.module.state_dict().items()}
     trainer.run()
-    after = trainer.policy.module.state_dict()
-    assert all(not torch.equal(tensor, before[name]) for name, tensor in after.items() if name.endswith("weight"))
-    seen = {"proprio": rows(4)["proprio"], "sensors": {"left": rows(4)["sensors"]["left"]}}
-    assert trainer.policy.compute_actions(seen).shape == (4, 2)
+    policy = trainer.policy
+    assert ("seq_lens" in policy.last_batch) is policy.is_stateful is bool(model)
+    after = policy.module.state_dict()
+    assert all(not torch.equal(tensor, before[name]) for name, tensor in after.items() if "weight" in name)
+    assert policy.acting["default_policy"].module.observation_groups["critic"] == ("heights", "proprio")
+    assert_acts_without_others(policy, tmp_path, exports=False)
 
 
-def test_an_intrinsic_reward_sees_its_group():
-    config = robot_config("ppo", {**GROUPS, "intrinsic": ["heights"]}).training(intrinsic_reward="rnd")
-    learner = config.build_learner()
-    novelty = learner.novelty_of("default_policy")
+WRITERS = {
+    "npz": lambda buffer, path: buffer.export(path.with_suffix(".npz")),
+    "parquet": lambda buffer, path: buffer.export(path.with_suffix(".parquet")),
+    "rows": lambda buffer, path: write_rows(path, buffer.to_batch()),
+    "buffer": lambda buffer, path: buffer.save(path),
+}
+
+
+@pytest.mark.parametrize("normalises", [False, True])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_recorded_files_have_all_entries_and_groups_learn_from_them(writer, normalises, recorded, tmp_path):
+    if writer == "parquet":
+        pytest.importorskip("pyarrow")
+    path = WRITERS[writer](recorded, tmp_path / "data")
+    config = offline_config("iql", str(path)).environment(normalize_observations=normalises)
+    trainer = config.build_trainer()
+    source = offline_source(config.build_offline_data(), trainer.policy)
+    batch = source[source.indices()]
+    for column in ("obs", "new_obs"):
+        assert_equal_entries(batch[column], recorded.to_batch()[column])
+    trainer.run()
+    if writer in ("npz", "parquet"):  # others have random numbers of their own
+        in_memory = offline_config("iql", recorded.to_batch()).environment(normalize_observations=normalises)
+        other = in_memory.build_trainer()
+        other.run()
+        assert learned(trainer) == learned(other)
+    if normalises:
+        (normalize,) = trainer.policy.connectors.obs.connectors
+        assert [moments.shape for moments in normalize.moments] == [(4,), (3,), (2,), (2,)]
+        assert len({moments.count for moments in normalize.moments}) == 1
+    assert_acts_without_others(trainer.policy, tmp_path, exports=False)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "sac", "impala"])
+def test_an_intrinsic_reward_sees_its_group(algorithm):
+    config = robot_config(algorithm, {**GROUPS, "intrinsic": ["heights"]}).training(intrinsic_reward="rnd")
+    trainer = config.build_trainer()
+    novelty = trainer.policy.learner_group.learner.novelty_of("default_policy")
     assert novelty.network.target.space == Robot().observation_space["heights"]
-    config.build_trainer().run()
+    before = novelty.network.head.weight.clone()
+    trainer.run()
+    assert novelty.moments.count > 0
+    assert not torch.equal(novelty.network.head.weight, before)
+    obs = rows(4)
+    errors = novelty.errors_of(as_tensors(obs))
+    for name in ("proprio", "heights", "left", "right"):
+        is_seen = name == "heights"
+        assert torch.equal(novelty.errors_of(as_tensors(changed_in(name, obs))), errors) is not is_seen, name
 
 
 # -- bad input ---

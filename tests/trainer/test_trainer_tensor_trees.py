@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from algorithm_cases import ALGORITHM_CASES, OFF_POLICY, takes
 from host_waits import NoWaits
 from parts import fast_if
-from tensor_trees import MaskedSteps, PendulumWithMore, TreeCartPole, TreePendulum, flat_of
+from tensor_trees import FlipBits, MaskedSteps, PendulumWithMore, TreeCartPole, TreePendulum, flat_of
 from trained_weights import difference, steps
 
 from lockstep import get_config
@@ -24,20 +25,23 @@ T, B = 16, 6
 FORMS = {"ppo": (CartPole, TreeCartPole), "dqn": (CartPole, TreeCartPole), "sac": (Pendulum, TreePendulum)}
 """the environment with one tensor, and with a tree"""
 NORMALISED = {"normalize_observations": True, "normalize_rewards": True}
+OF_ENVIRONMENT = (*NORMALISED, "frame_stack")
 BY_PRIORITY = {"prioritized": True, "beta": [[0, 0.4], [100 * B, 1.0]]}
 
 
-def config_of(name: str, env: Any, **options: Any) -> Any:
+def config_of(name: str, env: Any, *, model: Any = None, **options: Any) -> Any:
     """Return a configuration; `options` are those of the environment for PPO, and of the replay buffer for others."""
     config = get_config(name).environment(env(B, max_episode_length=9))
-    config.rl_module(model_config={"hiddens": (16,)}).debugging(seed=3).evaluation(evaluation_interval=0)
+    config.rl_module(model_config={"hiddens": (16,), **(model or {})})
+    config.debugging(seed=3).evaluation(evaluation_interval=0)
     config.env_runners(num_envs_per_env_runner=B).framework(compile=False)
     if name == "ppo":
         config.environment(**options).env_runners(rollout_fragment_length=T)
         config.training(train_batch_size=T * B, minibatch_size=T * B // 3, num_epochs=2)
         return config.reporting(total_steps=10**6, steps_per_epoch=T * B)
-    section = {option: options.pop(option) for option in NORMALISED if option in options}
-    config.environment(**section).env_runners(rollout_fragment_length=5).training(train_batch_size=16)
+    section = {option: options.pop(option) for option in OF_ENVIRONMENT if option in options}
+    config.environment(**section).env_runners(rollout_fragment_length=5)
+    config.training(train_batch_size=16, **ALGORITHM_CASES[name].on_device)
     config.replay(**{"capacity": 20 * B, "learning_starts": 10 * B, "update_per_step": 2.5 / (5 * B), **options})
     return config.reporting(total_steps=10**6, steps_per_epoch=5 * B)
 
@@ -97,9 +101,24 @@ def test_a_resumed_run_with_trees_has_the_bits_of_one_that_never_stopped(case, t
         assert all(map(torch.equal, leaves(whole.buffer.columns), leaves(again.buffer.columns)))
 
 
+OTHERS = [name for name in OFF_POLICY if takes(name, "box") and name not in ("sac", "td3")]
+STACKED = {"frame_stack": 2, "normalize_observations": True}
 EACH_GROUP_CASE = pytest.mark.parametrize(
     ("name", "options"),
-    [("ppo", {}), ("ppo", {"normalize_observations": True}), ("sac", {}), ("sac", {"n_step": 3, **BY_PRIORITY})],
+    fast_if(
+        lambda name, options: name not in OTHERS,
+        [
+            ("ppo", {}),
+            ("ppo", {"normalize_observations": True}),
+            *(("ppo", {"model": {"recurrent": "gru", "memory_in": part}}) for part in ("both", "policy", "critic")),
+            ("ppo", STACKED),
+            ("sac", {}),
+            ("sac", {"n_step": 3, **BY_PRIORITY}),
+            ("sac", STACKED),
+            ("td3", {}),
+            *((name, {"normalize_observations": True}) for name in OTHERS),
+        ],
+    ),
 )
 ALL_OF_PENDULUM = ["direction", "speed"]
 
@@ -107,13 +126,14 @@ ALL_OF_PENDULUM = ["direction", "speed"]
 @EACH_GROUP_CASE
 def test_an_entry_that_no_group_has_changes_no_bit_on_tensors(name, options):
     """It is stored with the others."""
-    flat = steps(config_of(name, Pendulum, **options).build_trainer(), 8)
+    form = TreePendulum if "frame_stack" in options else Pendulum  # stacks of a flat form have another order
+    flat = steps(config_of(name, form, **options).build_trainer(), 8)
     config = config_of(name, PendulumWithMore, **options)
     config.rl_module(observation_groups={"policy": ALL_OF_PENDULUM, "critic": ALL_OF_PENDULUM})
     tree = steps(config.build_trainer(), 8)
     assert type(tree.train_collector) is TensorCollector
     assert difference(flat, tree) == 0.0
-    stored = tree.buffer.columns["obs"] if name == "sac" else tree.buffer.obs
+    stored = tree.buffer.obs if name == "ppo" else tree.buffer.columns["obs"]
     assert set(stored) == {"a number", *ALL_OF_PENDULUM}
 
 
@@ -125,7 +145,7 @@ def test_groups_on_tensors_select_what_they_select_on_the_host(name, options):
     trainer = steps(config.build_trainer(), 5)
     policy = trainer.policy
     part = policy.acting["default_policy"]
-    stored = trainer.buffer.columns["obs"] if name == "sac" else trainer.buffer.obs
+    stored = trainer.buffer.obs if name == "ppo" else trainer.buffer.columns["obs"]
     rows = map_tree(lambda leaf: leaf.flatten(0, 1)[:20], stored)
 
     network_obs = policy.learner_group.learner.connectors["default_policy"].obs(rows)
@@ -133,12 +153,35 @@ def test_groups_on_tensors_select_what_they_select_on_the_host(name, options):
     view = part.module.view_of("critic")(network_obs)
     assert list(view) == ["speed", "direction"]
     assert all(torch.equal(view[name], seen[name]) for name in view)
-    expected = part.module.forward_inference({"obs": network_obs})["action_dist_inputs"]
-    found = part.module.forward_inference({"obs": part.observations({"direction": rows["direction"]})})
-    assert torch.equal(found["action_dist_inputs"], expected)
-    on_host = policy.compute_actions({"direction": rows["direction"].numpy()})
-    all_entries = policy.compute_actions(map_tree(lambda leaf: leaf.numpy(), rows))
-    assert np.array_equal(on_host, all_entries)
+    if not (policy.is_stateful or "frame_stack" in options):  # their outputs depend on earlier steps too
+        expected = part.module.forward_inference({"obs": network_obs})["action_dist_inputs"]
+        found = part.module.forward_inference({"obs": part.observations({"direction": rows["direction"]})})
+        assert torch.equal(found["action_dist_inputs"], expected)
+
+    raw = map_tree(lambda leaf: leaf.numpy(), rows)
+    if "frame_stack" in options:
+        raw = map_tree(lambda leaf: leaf[:, -1], raw)
+    actions = []
+    for obs in ({"direction": raw["direction"]}, raw):
+        policy.reset()
+        results = [policy.compute_actions(obs) for _ in range(2)]
+        actions.append([result[0] for result in results] if policy.is_stateful else results)
+    assert np.array_equal(*actions)
+
+
+def test_goals_in_hindsight_reach_the_policys_group_on_tensors():
+    """Replay keeps and relabels the goals reached, which the policy does not see."""
+    config = config_of("dqn", FlipBits, her=True)
+    config.rl_module(observation_groups={"policy": ["observation", "desired_goal"]})
+    trainer = steps(config.build_trainer(), 5)
+    assert type(trainer.train_collector) is TensorCollector
+    assert set(trainer.buffer.columns["obs"]) == {"achieved_goal", "desired_goal", "observation"}
+    sampled = trainer.policy.learner_group.learner.device_update.sampled
+    reached = (sampled["new_obs"]["achieved_goal"] == sampled["new_obs"]["desired_goal"]).all(-1)
+    assert torch.equal(sampled["rewards"], reached.float() - 1.0)
+    obs = {name: np.eye(6, dtype=np.float32) for name in ("observation", "desired_goal", "achieved_goal")}
+    seen = {name: obs[name] for name in ("observation", "desired_goal")}
+    assert np.array_equal(trainer.policy.compute_actions(seen), trainer.policy.compute_actions(obs))
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -153,10 +196,14 @@ def test_a_policy_of_the_device_acts_on_dicts_of_the_host(name):
     assert env.single_action_space.contains(np.asarray(action, env.single_action_space.dtype))
 
 
+@pytest.mark.parametrize("groups", [None, {"policy": ["step"]}], ids=str)
 @pytest.mark.parametrize("name", ["ppo", "dqn"])
-def test_a_mask_on_the_device_is_respected(name):
-    """By the policy, by exploration and by random actions; and entries are of several kinds."""
-    config = config_of(name, MaskedSteps)
+def test_a_mask_on_the_device_is_respected(name, groups):
+    """By the policy, by exploration and by random actions; and entries are of several kinds.
+
+    A group that does not name the mask has it all the same.
+    """
+    config = config_of(name, MaskedSteps).rl_module(observation_groups=groups)
     if name == "dqn":
         config.training(epsilon=0.5)
     trainer = steps(config.build_trainer(), 5)
