@@ -68,9 +68,9 @@ def best_actions(obs):
     return np.stack([0.6 * turn + 0.1 * x - 0.1 * y, 0.6 * turn + 0.1 * x - 0.1 * y], -1)
 
 
-def distance_from_image(policy, seed=0, number=500):
-    """The mean distance between a policy's actions at mirrored observations and its mirrored actions."""
+def differences_from_image(policy, seed=0, number=500):
+    """The differences `[number, 2]` between a policy's actions at mirrored observations and its mirrored actions."""
     obs = one_sided(np.random.default_rng(seed), number)
     actions = policy.compute_actions(obs)
     images = policy.compute_actions(mirrored_numbers(obs))
-    return float(np.abs(images + actions[:, ::-1]).mean())
+    return np.abs(images + actions[:, ::-1])

@@ -5,7 +5,7 @@ import pytest
 import torch
 from algorithm_cases import OFF_POLICY, class_of
 from gymnasium import spaces
-from mirror_parts import OneSided, distance_from_image, mirror, mirrored_numbers, one_sided, swing
+from mirror_parts import OneSided, differences_from_image, mirror, mirrored_numbers, one_sided, swing
 from trained_weights import difference, steps
 
 from lockstep import RLModuleSpec, SampleBatch, get_config, load_policy
@@ -92,8 +92,8 @@ def weights(learner):
 @pytest.mark.parametrize("algorithm", LEARNING)
 def test_augmentation_brings_a_policy_nearer_to_its_mirror_image(algorithm):
     seeds = range(3)
-    without = [distance_from_image(learned(algorithm, seed)) for seed in seeds]
-    augmented = [distance_from_image(learned(algorithm, seed, **MIRRORED)) for seed in seeds]
+    without = [differences_from_image(learned(algorithm, seed)).mean() for seed in seeds]
+    augmented = [differences_from_image(learned(algorithm, seed, **MIRRORED)).mean() for seed in seeds]
     assert np.mean(augmented) < 0.3 * np.mean(without), (augmented, without)
 
 
@@ -101,11 +101,11 @@ def test_augmentation_brings_a_policy_nearer_to_its_mirror_image(algorithm):
 @pytest.mark.parametrize("algorithm", LEARNING)
 def test_a_symmetric_network_acts_in_mirror_image_to_1e_5_in_exports_too(algorithm, tmp_path):
     policy = learned(algorithm, 0, {"symmetric": True}, **MIRRORED)
-    assert distance_from_image(policy) <= 1e-5
+    assert differences_from_image(policy).max() <= 1e-5
     for file_format in ("onnx", "torch"):
         policy.export(tmp_path / file_format, format=file_format)
         exported = load_export(tmp_path / file_format)
-        assert distance_from_image(exported) <= 1e-5
+        assert differences_from_image(exported).max() <= 1e-5
         obs = one_sided(np.random.default_rng(1), 50)
         np.testing.assert_allclose(exported.compute_actions(obs), policy.compute_actions(obs), atol=1e-5)
 
@@ -401,7 +401,12 @@ def test_stacked_frames_are_mirrored_as_they_are_stored():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("algorithm", "network"), [("ppo", {}), ("ppo", {"symmetric": True}), (FAMILY[-1], {})])
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("algorithm", "network"),
+    # Symmetric networks of the algorithms that are made of SAC have its policy, so one of them is enough.
+    [(name, {}) for name in LEARNING] + [(name, {"symmetric": True}) for name in ("ppo", "sac", FAMILY[-1])],
+)
 def test_compiled_steps_with_images_equal_eager_ones(algorithm, network):
     options = {**MIRRORED, "lr": 1e-3}
     if not network:
@@ -414,7 +419,7 @@ def test_compiled_steps_with_images_equal_eager_ones(algorithm, network):
     for update in range(4):
         batch = policy.learning_columns(rows_for(algorithm, update))
         results = [learner.update_from_batch(batch) for learner in learners]
-    assert learners[1].compiled is not None
+    assert all(learners[1].compiled._steps.values())
     assert results[0][MODULE].keys() == results[1][MODULE].keys()
     expected = weights(learners[0])
     for name, value in weights(learners[1]).items():

@@ -15,6 +15,7 @@ from learner_parts import assert_same, parameters, ppo_batch, ppo_config
 from lockstep.cli import main
 from lockstep.learner.compile import cache as compile_cache
 from lockstep.learner.compile import code_folder
+from lockstep.learner.compile import process as compile_process
 from lockstep.learner.compile.cache import PendingCode, key_of
 from lockstep.learner.compile.recorded import NotRecordedError, record
 
@@ -29,7 +30,9 @@ def graph_of(tensors, factor=2.0, combine=torch.add):
 
     def step():
         tensors[1].mul_(0.5)
-        return (combine(tensors[0], tensors[1]).sum(0) * factor,)
+        sums = torch.zeros(3, dtype=tensors[0].dtype)
+        sums[:] += combine(tensors[0], tensors[1]).sum(0)
+        return (sums * factor,)
 
     return record(step, tensors)[0]
 
@@ -67,9 +70,11 @@ def test_kept_code_loads_without_a_compiler_and_equals_the_graph(kept, monkeypat
     monkeypatch.setattr(subprocess, "Popen", no_process)
     tensors = inputs()
     code = PendingCode(graph_of(tensors), tensors).get()
-    (sums,), expected = code(tensors := inputs()), (inputs()[0] + 0.5).sum(0) * 2.0
-    assert torch.allclose(sums, expected)
-    assert torch.equal(tensors[1], torch.full((3,), 0.5))  # written to
+    expected = (inputs()[0] + 0.5).sum(0) * 2.0
+    for _ in range(2):
+        (sums,) = code(tensors := inputs())
+        assert torch.allclose(sums, expected)
+        assert torch.equal(tensors[1], torch.full((3,), 0.5))  # written to
     for other in ({"column_major": True}, {"rows": 5}, {"dtype": torch.float64}):
         with pytest.raises(RuntimeError):
             code(inputs(**other))
@@ -176,12 +181,30 @@ def test_an_option_of_the_loss_or_the_optimizer_is_in_the_key(monkeypatch):
         (lambda x: x * x.sum().item(), "reads a tensor's value on the host"),
         (lambda x: x[x > 0], "shapes of its tensors depend on their values"),
         (lambda x: x + torch.randn(3), "draws random numbers"),
+        (lambda x: torch.tensor([0.0, 0.0, 0.0])[:2].add_(x[:2]), "writes to a tensor that was made from numbers"),
     ],
 )
 def test_operations_that_a_graph_cannot_hold_are_refused(function, reason):
     x = torch.ones(3)
     with pytest.raises(NotRecordedError, match=reason):
         record(lambda: function(x), [x])
+
+
+def test_a_tensor_that_a_step_makes_and_writes_to_is_made_in_each_call():
+    x = torch.ones(3)
+
+    def step():
+        sums = torch.zeros(2, 3)
+        sums[1].add_(x).mul_(2.0)
+        return (sums.flatten()[3:] + torch.linspace(0.0, 1.0, 3),)
+
+    names = {"torch": torch, "device": torch.device}
+    exec(record(step, [x])[0].code, names)
+    graph = compile_process.graph_of(names["forward"])
+    for _ in range(2):
+        assert torch.equal(graph(x)[0], torch.tensor([2.0, 2.5, 3.0]))
+    assert [node.target for node in graph.graph.nodes if node.op == "get_attr"] == ["_tensor_constant0"]
+    assert torch.equal(graph._tensor_constant0, torch.linspace(0.0, 1.0, 3))  # what is not written to stays a constant
 
 
 def test_a_tensor_from_outside_is_an_input_and_is_read_at_each_call():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import operator
 import os
 import signal
 import subprocess
@@ -15,8 +16,12 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from torch.fx import Node
 
 SECOND_ATTEMPT = "carefully"
 """Last argument of a second attempt, which compiles without `QUICK`."""
@@ -72,9 +77,10 @@ def make(
     from torch._inductor import aot_compile
 
     torch.set_num_threads(num_threads)
-    names = {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.nan, "NoneType": type(None)}
+    names: dict[str, Any] = {"torch": torch, "device": torch.device, "NoneType": type(None)}
+    names |= {"inf": math.inf, "nan": math.nan}
     exec(code, names)  # defines `forward`
-    graph = torch.fx.symbolic_trace(type("Recorded", (torch.nn.Module,), {"forward": names["forward"]})())
+    graph = graph_of(names["forward"])
     inputs = []
     for shape, stride, dtype in layouts:
         inputs.append(torch.empty_strided(shape, stride, dtype=getattr(torch, dtype)).zero_())
@@ -95,6 +101,73 @@ def make(
         checksum.write_text(hashlib.sha256(Path(str(made)).read_bytes()).hexdigest(), encoding="utf-8")
         os.replace(str(made), target)
         os.replace(checksum, f"{target}.sha256")
+
+
+def graph_of(forward: Callable[..., object]) -> Any:
+    """Return a function of tensor operations as a `torch.fx.GraphModule`.
+
+    `torch.fx.symbolic_trace` runs an operation without tensor arguments, such as `zeros`, once, and keeps its result as
+    a constant. If an operation writes to it, the next call of the graph would find what this one has written. So what
+    is written to is made in each call. The others stay constants: compilers round some (`linspace`) otherwise.
+    """
+    import torch
+    from torch._ops import OpOverload
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._pytree import tree_leaves
+
+    def traced(made_in_each_call: Container[int]) -> tuple[Any, list[Any]]:
+        """Return the graph, and its nodes for results that are made in each call.
+
+        `made_in_each_call` has the numbers of the operations without tensor arguments, in their order.
+        """
+        nodes: list[Any] = []
+        tracer = torch.fx.Tracer()
+
+        class Factories(TorchFunctionMode):
+            def __torch_function__(
+                self,
+                func: Callable[..., object],
+                types: Collection[type],
+                args: Sequence[object] = (),
+                kwargs: Mapping[str, object] | None = None,
+            ) -> object:
+                kwargs = dict(kwargs or {})
+                leaves = tree_leaves((args, kwargs))
+                has_tensors = any(isinstance(leaf, torch.Tensor | torch.fx.Proxy) for leaf in leaves)
+                if has_tensors or not isinstance(func, OpOverload):  # `torch.device` is called here, too
+                    return func(*args, **kwargs)
+                number = len(nodes)
+                nodes.append(None)
+                if number not in made_in_each_call:
+                    return func(*args, **kwargs)
+                proxy = tracer.create_proxy("call_function", func, tuple(args), kwargs)
+                nodes[number] = proxy.node
+                return proxy
+
+        with Factories():
+            graph = tracer.trace(type("Recorded", (torch.nn.Module,), {"forward": forward})())
+        return torch.fx.GraphModule(tracer.root, graph), nodes
+
+    graph, nodes = traced(range(sys.maxsize))
+    written = {node for node in map(written_by, graph.graph.nodes) if node is not None}
+    return traced([number for number, node in enumerate(nodes) if node in written])[0]
+
+
+def written_by(node: Node) -> Node | None:
+    """Return the node whose memory an operation in place writes to; None for other operations."""
+    if not is_in_place(node):
+        return None
+    owner: Any = node.args[0]
+    while is_in_place(owner) or getattr(owner.target, "is_view", False) or owner.target is operator.getitem:
+        owner = owner.args[0]
+    return cast("Node", owner)
+
+
+def is_in_place(node: Node) -> bool:
+    """Return whether a node writes to its first argument: `add_`, but not `__and__`."""
+    packet = getattr(node.target, "overloadpacket", None)
+    name = "" if packet is None else str(packet.__name__)
+    return name.endswith("_") and not name.endswith("__")
 
 
 def end_with_parent(parent: int) -> None:

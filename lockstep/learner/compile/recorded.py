@@ -57,6 +57,8 @@ class _Recorder(TorchDispatchMode):
         """Node of each tensor, by `id(tensor)`."""
         self._tensors: list[Tensor] = []
         """All tensors that have a node. Python would give the id of a deleted tensor to another one."""
+        self._from_numbers: list[Tensor] = []
+        """Tensors that Python code has made from numbers, with `torch.tensor`."""
         self._last_input = self.graph._root
         for tensor in inputs:
             self._add_input(tensor)
@@ -68,6 +70,23 @@ class _Recorder(TorchDispatchMode):
     def node_of(self, tensor: Tensor) -> fx.Node:
         """Return the node of a tensor. A tensor that no recorded operation has made becomes one more input."""
         return self._nodes[id(tensor)] if id(tensor) in self._nodes else self._add_input(tensor)
+
+    def _check_written(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise `NotRecordedError` if an operation writes to a tensor that was made from numbers, or to a view of it.
+
+        Such a tensor is an input of the graph, so the next call would find in it what this one has written.
+        """
+        name = func.overloadpacket.__name__
+        writes_to_first = name.endswith("_") and not name.endswith("__")  # `add_`, but not `__and__`
+        written = args[0] if writes_to_first else kwargs.get("out")
+        if not isinstance(written, Tensor):
+            return
+        places = {tensor.untyped_storage().data_ptr() for tensor in self._from_numbers}
+        if written.untyped_storage().data_ptr() in places:
+            raise NotRecordedError(
+                "it writes to a tensor that was made from numbers, which compiled code would not make again "
+                f"({func}); make it with torch.zeros or torch.full"
+            )
 
     def _add_input(self, tensor: Tensor) -> fx.Node:
         # Placeholders have to precede all operations, also those that are found later.
@@ -94,7 +113,10 @@ class _Recorder(TorchDispatchMode):
                 raise NotRecordedError(f"{reason} ({func})")
         # torch calls this on each tensor that Python code has made from a number; the graph needs no copy of it.
         if func is torch.ops.aten.lift_fresh.default:
+            self._from_numbers.append(args[0])
             return args[0]
+        if self._from_numbers:
+            self._check_written(func, args, kwargs)
 
         result = func(*args, **kwargs)
         node_args, node_kwargs = tree_map_only(Tensor, self.node_of, (tuple(args), dict(kwargs)))
