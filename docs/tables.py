@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from inspect import getdoc, getmodule
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
@@ -149,30 +149,143 @@ def clipped_rewards(*_: object) -> Any:
     return ClipRewards()
 
 
-ON_DEVICE: dict[str, dict[str, Any]] = {
-    "default options": {},
-    "a learning rate on a schedule": {"training.lr": [[0, 1e-3], [10_000, 1e-4]]},
-    "a KL limit that stops passes": {"training.target_kl": 0.01},
-    "`environment(normalize_observations=True)`": {"environment.normalize_observations": True},
-    "`environment(normalize_rewards=True)`": {"environment.normalize_rewards": True},
-    "`environment(frame_stack=4)`": {"environment.frame_stack": 4},
-    "a network with a memory": {"rl_module.model_config": {"recurrent": "gru"}},
-    "Ornstein-Uhlenbeck noise": {"env_runners.exploration": "ou"},
-    "gSDE": {"env_runners.exploration": "gsde"},
-    "noisy weights": {"env_runners.exploration": "noisy"},
-    "Gaussian noise": {"env_runners.exploration": "normal"},
-    "connectors of train columns in torch": {"training.learner_connector": clipped_rewards},
-    '`training(intrinsic_reward="rnd")`': {"training.intrinsic_reward": "rnd"},
-    '`env_runners(batch_mode="complete_episodes")`': {"env_runners.batch_mode": "complete_episodes"},
-    "`replay(n_step=3)`": {"replay.n_step": 3},
-    "`replay(prioritized=True)`": {"replay.prioritized": True},
-    "`replay(ignore_obs_next=True)`": {"replay.ignore_obs_next": True},
-    '`replay(storage="memmap")`': {"replay.storage": "memmap"},
-    "`framework(compile=True)`": {"framework.compile": True},
-    "`framework(mixed_precision=True)`": {"framework.mixed_precision": True},
-    "several learners": {"learners.num_learners": 2},
+def in_mirror(observations: Any, actions: Any) -> tuple[Any, Any]:
+    """Return an image of observations and actions: all signs changed, or the other one of two choices."""
+    return -observations, -actions if actions.is_floating_point() else 1 - actions
+
+
+def plain_environments() -> list[Any]:
+    """Return an environment for algorithms that act in a Box, and one for algorithms that need choices."""
+    return ["tensor/Pendulum-v1", "tensor/CartPole-v1"]
+
+
+def environments_with_goals() -> list[Any]:
+    """Return the same environments with goals: classes of tensor environments, with a Dict of observations."""
+    import torch
+    from gymnasium import spaces
+
+    from lockstep.envs.tensor import CartPole, Pendulum, TensorEnv
+
+    def with_goals(base: Any) -> type[TensorEnv]:
+        goal = spaces.Box(-1e3, 1e3, (1,))
+        entries = {"observation": base.single_observation_space, "achieved_goal": goal, "desired_goal": goal}
+
+        class WithGoals(base):  # type: ignore[misc]
+            single_observation_space = spaces.Dict(entries)
+
+            def observe(self, state: Any) -> Any:
+                numbers = super().observe(state)
+                achieved = numbers[:, -1:]
+                return {"observation": numbers, "achieved_goal": achieved, "desired_goal": torch.zeros_like(achieved)}
+
+            def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+                return -(achieved_goal - desired_goal).abs().squeeze(-1)
+
+        return WithGoals
+
+    return [with_goals(base) for base in (Pendulum, CartPole)]
+
+
+def environments_of_parts() -> list[Any]:
+    """Return an environment whose actions are a Dict."""
+    from gymnasium import spaces
+
+    from lockstep.envs.tensor import Pendulum
+
+    class ActsInParts(Pendulum):
+        single_action_space: Any = spaces.Dict(torque=Pendulum.single_action_space, gear=spaces.Discrete(2))
+
+    return [ActsInParts]
+
+
+def place_of_steps(config: Any, policy: Any) -> str:
+    """Return "yes" if the collector keeps steps on the device, "host" if it needs `allow_host=True`."""
+    from lockstep.rollout import TensorCollector
+
+    try:
+        collector = config.build_collector(policy)
+    except ValueError as error:
+        if "allow_host=True" not in str(error):
+            raise
+        return "host"
+    assert isinstance(collector, TensorCollector)
+    return "yes"
+
+
+def place_of_ranks(config: Any, policy: Any) -> str:
+    """Return "yes" if the collector of one of two ranks keeps the steps of its share on the device."""
+    from lockstep.builder.tensor_collectors import TensorCollectorBuilder
+    from lockstep.learner.many.reduction import Reducer
+
+    class OneOfTwo(Reducer):
+        """The reducer of rank 0, for a collector that is built and never collects."""
+
+        world_size = 2
+
+    TensorCollectorBuilder(config, policy).build_share(OneOfTwo())
+    return "yes"
+
+
+def place_of_evaluation(config: Any, policy: Any) -> str:
+    """Return "yes" if the collector of evaluation keeps steps on the device, "copied" if not."""
+    from lockstep.rollout import TensorCollector
+
+    return "yes" if isinstance(config.build_test_collector(policy), TensorCollector) else "copied"
+
+
+class DeviceRow(NamedTuple):
+    """Row of the table of what works on a device: how a configuration with the row's feature is tried."""
+
+    options: Mapping[str, Any] = {}
+    """Options by their paths."""
+    later: Mapping[str, Any] = {}
+    """Options that are set when the policy has been built, because they matter for the collector only."""
+    environments: Callable[[], list[Any]] = plain_environments
+    """Function that returns the environments. The first one that an algorithm can act in is taken."""
+    place: Callable[[Any, Any], str] = place_of_steps
+    """Function from a configuration and its policy to the cell."""
+
+
+GOALS = environments_with_goals
+ACTOR = {"policy": ["observation"]}
+CRITIC = {"critic": ["observation", "desired_goal"]}
+ON_DEVICE: dict[str, DeviceRow] = {
+    "default options": DeviceRow(),
+    "a learning rate on a schedule": DeviceRow({"training.lr": [[0, 1e-3], [10_000, 1e-4]]}),
+    "a KL limit that stops passes": DeviceRow({"training.target_kl": 0.01}),
+    "`environment(normalize_observations=True)`": DeviceRow({"environment.normalize_observations": True}),
+    "`environment(normalize_rewards=True)`": DeviceRow({"environment.normalize_rewards": True}),
+    "`environment(frame_stack=4)`": DeviceRow({"environment.frame_stack": 4}),
+    "a network with a memory": DeviceRow({"rl_module.model_config": {"recurrent": "gru"}}),
+    "an observation group for the policy": DeviceRow({"rl_module.observation_groups": ACTOR}, environments=GOALS),
+    "an observation group for the critic": DeviceRow({"rl_module.observation_groups": CRITIC}, environments=GOALS),
+    "`training(symmetry=f)`": DeviceRow({"training.symmetry": in_mirror}),
+    "a symmetric network": DeviceRow(
+        {"training.symmetry": in_mirror, "rl_module.model_config": {"symmetric": True}},
+    ),
+    "actions of a Dict or Tuple space": DeviceRow(environments=environments_of_parts),
+    "Ornstein-Uhlenbeck noise": DeviceRow({"env_runners.exploration": "ou"}),
+    "gSDE": DeviceRow({"env_runners.exploration": "gsde"}),
+    "noisy weights": DeviceRow({"env_runners.exploration": "noisy"}),
+    "Gaussian noise": DeviceRow({"env_runners.exploration": "normal"}),
+    "connectors of train columns in torch": DeviceRow({"training.learner_connector": clipped_rewards}),
+    '`training(intrinsic_reward="rnd")`': DeviceRow({"training.intrinsic_reward": "rnd"}),
+    '`env_runners(batch_mode="complete_episodes")`': DeviceRow({"env_runners.batch_mode": "complete_episodes"}),
+    '`env_runners(vectorize_mode="sync")`': DeviceRow({"env_runners.vectorize_mode": "sync"}),
+    "`replay(n_step=3)`": DeviceRow({"replay.n_step": 3}),
+    "`replay(prioritized=True)`": DeviceRow({"replay.prioritized": True}),
+    "`replay(her=True)`": DeviceRow({"replay.her": True}, environments=GOALS),
+    "`replay(ignore_obs_next=True)`": DeviceRow({"replay.ignore_obs_next": True}),
+    '`replay(storage="memmap")`': DeviceRow({"replay.storage": "memmap"}),
+    "`framework(compile=True)`": DeviceRow({"framework.compile": True}),
+    "`framework(mixed_precision=True)`": DeviceRow({"framework.mixed_precision": True}),
+    "`torchrun`, one rank for each device": DeviceRow(place=place_of_ranks),
+    "`torchrun`, `replay(prioritized=True)`": DeviceRow({"replay.prioritized": True}, place=place_of_ranks),
+    "several learners": DeviceRow(later={"learners.num_learners": 2}),
+    "several env runners": DeviceRow(later={"env_runners.num_env_runners": 2}),
+    "evaluation": DeviceRow(place=place_of_evaluation),
 }
-"""Rows of the table of what works on a device: the options that each of them sets."""
+"""Rows of the table of what works on a device."""
 
 
 def device_algorithms() -> dict[str, type[Any]]:
@@ -207,26 +320,25 @@ def host_rules() -> list[str]:
 
 def device_column(algorithm: type[Any]) -> list[str]:
     """Return the column of an algorithm, a cell for each row of `ON_DEVICE`."""
-    return [_place_of_steps(algorithm, options) for options in ON_DEVICE.values()]
+    return [_cell(algorithm, row) for row in ON_DEVICE.values()]
 
 
-def _place_of_steps(algorithm: type[Any], options: dict[str, Any]) -> str:
-    """Return "yes" where steps stay on the device, "host" where they are copied, "–" where the options are refused."""
-    model = {"hiddens": (4,), "critic_hiddens": (4,), **options.get("rl_module.model_config", {})}
-    # The policy is built with one learner: whether several are asked for matters for the collector only.
-    later = {path: value for path, value in options.items() if path.startswith("learners.")}
-    for env in ("tensor/Pendulum-v1", "tensor/CartPole-v1"):
-        config = algorithm().environment(env)
+def _cell(algorithm: type[Any], row: DeviceRow) -> str:
+    """Return what the row's function says of this algorithm, or "–" where its options are refused."""
+    model = {"hiddens": (4,), "critic_hiddens": (4,), **row.options.get("rl_module.model_config", {})}
+    for env in row.environments():
+        config = algorithm().environment(env).env_runners(num_envs_per_env_runner=2)
+        if config.is_off_policy:
+            config.replay(capacity=1_000)
         try:
-            for path, value in {**options, "rl_module.model_config": model}.items():
-                if path not in later:
-                    config.set_path(path, value)
+            for path, value in {**row.options, "rl_module.model_config": model}.items():
+                config.set_path(path, value)
             policy = config.build_policy()
+            for path, value in row.later.items():
+                config.set_path(path, value)
+            return row.place(config, policy)
         except (AttributeError, KeyError, TypeError, ValueError):  # of this environment's actions or of any
             continue
-        for path, value in later.items():
-            config.set_path(path, value)
-        return "yes" if config.collects_tensors(policy) else "host"
     return "–"
 
 

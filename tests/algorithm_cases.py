@@ -169,6 +169,7 @@ DELAYED = {"tau": 0.05, "lr": [[0, 1e-2], [900, 1e-3]], "actor_lr": [[0, 3e-3], 
 TEMPERATURE = {"initial_alpha": 0.02, "alpha_lr": 1e-3}
 NEW_NOISE = {"noise_repeat": 1}  # for several agents, and collectors that take the ready ones first
 SOFT_FROM_SEQUENCES = {"lr": [[0, 1e-2], [3_000, 1e-3]], "tau": 0.05, **TEMPERATURE, "train_batch_size": 32}
+SYMMETRIC = {"model": {"symmetric": True}}
 FOLLOWED = {"target_update_interval": 4, "tau": 0.5}
 ATOMS = {"num_atoms": 21, "v_min": -2.0, "v_max": 3.0}  # none at 1 / (1 - gamma)
 FEW_ATOMS = {"num_atoms": 5, "v_min": -10.0, "v_max": 40.0}
@@ -235,6 +236,12 @@ SAC = AlgorithmCase(
         ),
         ", discrete, mirror images": Comparison(
             {**CLIPPED, "tau": 0.1, "symmetry": mirror}, {"in_a_box": False, "num_epochs": 1}, "faults"
+        ),
+        ", a symmetric network, empty shards": Comparison(
+            {**CLIPPED, "tau": 0.1, "symmetry": mirror}, {**SYMMETRIC, "num_epochs": 1, "empty": True}
+        ),
+        ", discrete, a symmetric network": Comparison(
+            {**CLIPPED, "tau": 0.1, "symmetry": mirror}, {**SYMMETRIC, "in_a_box": False, "num_epochs": 1}, "faults"
         ),
     },
     refused=(
@@ -558,6 +565,9 @@ ALGORITHM_CASES: dict[str, AlgorithmCase] = {
                 {**CLIPPED, "tau": 0.1, "num_quantiles": 5}, {"memory": "gru", "minibatch_size": 4}, "faults"
             ),
             ", mirror images": Comparison({**CLIPPED, "tau": 0.1, "num_quantiles": 5, "symmetry": mirror}),
+            ", a symmetric network": Comparison(
+                {**CLIPPED, "tau": 0.1, "num_quantiles": 5, "symmetry": mirror}, SYMMETRIC, "faults"
+            ),
         },
         refused=(
             *OF_SAMPLES,
@@ -601,6 +611,9 @@ ALGORITHM_CASES: dict[str, AlgorithmCase] = {
             ),
             ", mirror images, empty shards": Comparison(
                 {**CLIPPED, "symmetry": mirror, "symmetry_loss_coeff": 0.5}, {"empty": True}
+            ),
+            ", a symmetric network, empty shards": Comparison(
+                {**CLIPPED, "symmetry": mirror}, {**SYMMETRIC, "empty": True}, "faults"
             ),
         },
         refused=(
@@ -663,6 +676,14 @@ ALGORITHM_CASES: dict[str, AlgorithmCase] = {
                 {**CLIPPED, "tau": 0.1, "num_atoms": 11},
                 {"memory": "gru", "minibatch_size": 4, "empty": True},
                 "faults",
+            ),
+            # Batch statistics are those of rows and images.
+            ", mirror images, empty shards": Comparison(
+                {**CLIPPED, "tau": 0.1, "num_atoms": 11, "symmetry": mirror, "symmetry_loss_coeff": 0.5},
+                {"empty": True},
+            ),
+            ", a symmetric network, empty shards": Comparison(
+                {**CLIPPED, "tau": 0.1, "num_atoms": 11, "symmetry": mirror}, {**SYMMETRIC, "empty": True}
             ),
         },
         refused=(
@@ -751,6 +772,7 @@ ALGORITHM_CASES: dict[str, AlgorithmCase] = {
                 {**CLIPPED, "num_actions": 3}, {"memory": "gru", "minibatch_size": 4}, "faults"
             ),
             ", mirror images": Comparison({**CLIPPED, "num_actions": 3, "symmetry": mirror}, part="faults"),
+            ", a symmetric network": Comparison({**CLIPPED, "num_actions": 3, "symmetry": mirror}, SYMMETRIC, "faults"),
         },
         refused=OF_SAMPLES,
         limits={"num_actions": COUNT, "temperature": "above 0", "bc_iters": "at least 0", "min_q_weight": "at least 0"},

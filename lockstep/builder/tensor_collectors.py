@@ -285,6 +285,12 @@ HOST_RULES = (
         "a connector whose output is stored may read values on the host unless its class sets on_device = True",
     ),
     HostRule(
+        "env_runners(module_to_env_connector=...)",
+        lambda config, part: part.connectors.actions is not None and not part.connectors.actions.on_device,
+        "a connector of actions may read values on the host unless its class sets on_device = True, and must keep the "
+        "action space",
+    ),
+    HostRule(
         "training(learner_connector=...)",
         lambda config, part: not all(connector.on_device for connector in part.connectors.learner),
         "a connector of train columns may read values on the host unless its class sets on_device = True",

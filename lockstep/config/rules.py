@@ -357,8 +357,8 @@ OF_SYMMETRY: tuple[Rule[BaseConfig], ...] = (
             "training.symmetry",
             lambda config: not getattr(config.training.learner_class or config.learner_class, "learns_symmetry", False),
             lambda config: (
-                f"is not allowed for {config.algorithm}, which does not learn from mirror images; use ppo, sac, tqc or "
-                "crossq"
+                f"is not allowed for {config.algorithm}, which does not learn from mirror images; use ppo, sac, tqc, "
+                "crossq, flashsac or cql"
             ),
         ),
         Rule(

@@ -49,8 +49,8 @@ class Connector(ABC):
     """Whether this maps actions in [-1, 1] onto the bounds of a Box, as `RescaleActions` does."""
     on_device = False
     """Whether this consists of torch operations that never wait for the device and whose shapes do not depend on
-    values. Only then a connector of train columns, or one whose output is stored, can run on the device of tensor
-    environments. One with a memory runs by `export_call` there, and does not read actions or rewards."""
+    values. Only then a connector of train columns, of actions, or one whose output is stored, can run on the device of
+    tensor environments. One with a memory runs by `export_call` there, and does not read actions or rewards."""
 
     keeps_entries = False
     """Whether each entry of a Dict comes from the entry with the same key alone, besides `added_entries`."""

@@ -67,6 +67,10 @@ class ActionPipeline:
         """Whether `inverse` can be called."""
         self.rescales = any(connector.rescales for connector in self.connectors)
         """Whether one of the connectors maps [-1, 1] onto the bounds."""
+        # On a device, random actions and the shape of all actions are those of the environment's space.
+        keeps_space = self.module_space == action_space
+        self.on_device = keeps_space and all(connector.on_device for connector in self.connectors)
+        """Whether actions of tensor environments can pass the connectors on their device."""
 
     def __call__(self, actions: Tree) -> Any:
         """Return the environment's actions `[..., *action]` for actions of the module."""
@@ -90,6 +94,8 @@ class ClipActions(Connector):
     Args:
         action_space: Action space of the environment.
     """
+
+    on_device = True
 
     def __init__(self, action_space: Space[Any]) -> None:
         self._low: Constant | None = None

@@ -129,6 +129,8 @@ class RescaleActions:
     is_identity = False
     rescales = True
     """Whether this maps [-1, 1] onto the bounds, as in `Connector`."""
+    on_device = True
+    """Whether this consists of torch operations, as in `Connector`."""
 
     def __init__(self, action_space: Space[Any]) -> None:
         self._space = action_space

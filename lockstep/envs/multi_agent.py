@@ -24,7 +24,7 @@ from lockstep.data.multi_agent_episode import MappingFn
 from lockstep.data.trees import Tree, copy_arrays, map_tree
 from lockstep.data.values import BoundsWatch, ObservationForm, as_reward
 from lockstep.envs.env_state import agents_env_state, set_agents_env_state
-from lockstep.envs.make import named_environment
+from lockstep.envs.make import name_of_env, named_environment, tensor_class
 from lockstep.options.checks import check_whole
 from lockstep.state.optional import optional_state
 
@@ -614,6 +614,11 @@ class AgentEnvs:
         self._agent_ids = agent_ids
         self._critic = critic
         env = named_environment(env) if isinstance(env, str) else env
+        if tensor_class(env) is not None:
+            raise ValueError(
+                f"environment.env={name_of_env(env)}: tensor environments have one agent; several agents need a "
+                f"function that makes {AGENT_ENV_FORMS}"
+            )
         if isinstance(env, str) or env is None:
             raise ValueError(
                 f"env={env!r} is of one agent; several agents need a function that makes {AGENT_ENV_FORMS}"

@@ -249,13 +249,31 @@ def test_ppo_goes_on_from_a_student_with_a_new_value_function(teacher, tmp_path,
     assert list((tmp_path / "wrong").iterdir()) == []
 
 
-def test_a_policy_in_memory_teaches_as_its_file(teacher):
-    weights = []
-    for given in (teacher, load_policy(teacher)):
-        trainer = student_config(given).build_trainer()
+@pytest.fixture(scope="module")
+def run_of_teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a short run whose policy has statistics of observations."""
+    config = teacher_config({"policy": ["load"], "critic": ["load"]}).environment(normalize_observations=True)
+    config.reporting(total_steps=1024, steps_per_epoch=1024)
+    return str(train(config, root=tmp_path_factory.mktemp("runs")).path)
+
+
+@pytest.mark.parametrize("form", ["run", "checkpoint", pytest.param("export", marks=pytest.mark.long)])
+def test_a_run_a_checkpoint_and_an_export_teach_as_the_policy(run_of_teacher, form, tmp_path):
+    policy = load_policy(run_of_teacher)
+    path = tmp_path / "teacher"
+    if form == "run":
+        path = run_of_teacher
+    elif form == "checkpoint":
+        policy.save_to_path(path)
+    else:
+        policy.export(path)
+    trainers = [student_config(given).build_trainer() for given in (policy, path)]
+    initial = trainers[0].policy.module.get_flat_weights().copy()
+    for trainer in trainers:
         trainer.run()
-        weights.append(trainer.policy.module.get_flat_weights())
-    assert (weights[0] == weights[1]).all()
+    of_policy, of_path = (trainer.policy.module.get_flat_weights() for trainer in trainers)
+    assert (of_path == of_policy).all()
+    assert (of_policy != initial).any()
 
 
 # -- the teacher acts in a share of the steps ---

@@ -32,12 +32,15 @@ def learner_of(networks=NETWORKS, **training):
 
 
 class PlainNorm:
-    def __init__(self, norm, k):
+    def __init__(self, norm, k, normalizes):
+        self.normalizes = normalizes
         self.weight, self.bias = (p[k, 0].detach().clone().requires_grad_() for p in (norm.weight, norm.bias))
         self.mean = np.zeros(len(self.weight))
         self.variance = np.ones(len(self.weight))
 
     def __call__(self, x, by_batch, keeps):
+        if not self.normalizes:
+            return x * self.weight + self.bias
         if not by_batch:
             mean, variance = torch.from_numpy(self.mean), torch.from_numpy(self.variance)
             return (x - mean) / (variance + 1e-5).sqrt() * self.weight + self.bias
@@ -50,9 +53,9 @@ class PlainNorm:
 class PlainResidual:
     """One network: embedding, blocks, root mean square, head."""
 
-    def __init__(self, mlp, k, head, bias):
+    def __init__(self, mlp, k, head, bias, normalizes):
         self.weights = [weight[k].detach().clone().requires_grad_() for weight in mlp.weights]
-        self.norms = [PlainNorm(norm, k) for norm in mlp.norms]
+        self.norms = [PlainNorm(norm, k, normalizes) for norm in mlp.norms]
         self.scale = mlp.scale[k, 0].detach().clone().requires_grad_()
         self.head, self.bias = (p.detach().clone().requires_grad_() for p in (head, bias))
 
@@ -96,9 +99,10 @@ class PlainFlashSAC:
     def __init__(self, module, config):
         self.config, self.num_steps = config, 0
         head = module.policy_head
-        self.actor = PlainResidual(module.encoder.mlp, 0, head.weight.T, head.bias)
+        normalizes = config.batch_norm
+        self.actor = PlainResidual(module.encoder.mlp, 0, head.weight.T, head.bias, normalizes)
         mlp = module.critics.mlp
-        self.critics = [PlainResidual(mlp.body, k, mlp.weights[0][k], mlp.bias[k, 0]) for k in range(2)]
+        self.critics = [PlainResidual(mlp.body, k, mlp.weights[0][k], mlp.bias[k, 0], normalizes) for k in range(2)]
         self.targets = copy.deepcopy(self.critics)
         self.log_alpha = torch.tensor(math.log(0.5), dtype=torch.float64, requires_grad=True)
         of_critics = [p for critic in self.critics for p in critic.parameters()]
@@ -179,14 +183,26 @@ def assert_same_network(mlp, k, head, bias, plain, tolerance=1e-9):
     own = [*(weight[k] for weight in mlp.weights), mlp.scale[k, 0], head, bias]
     others = [*plain.weights, plain.scale, plain.head, plain.bias]
     for norm, theirs in zip(mlp.norms, plain.norms, strict=True):
-        own += [norm.weight[k, 0], norm.bias[k, 0], norm.mean[k, 0], norm.variance[k, 0]]
-        others += [theirs.weight, theirs.bias, torch.from_numpy(theirs.mean), torch.from_numpy(theirs.variance)]
+        own += [norm.weight[k, 0], norm.bias[k, 0]]
+        others += [theirs.weight, theirs.bias]
+        if theirs.normalizes:
+            own += [norm.mean[k, 0], norm.variance[k, 0]]
+            others += [torch.from_numpy(theirs.mean), torch.from_numpy(theirs.variance)]
     for mine, other in zip(own, others, strict=True):
         torch.testing.assert_close(mine.detach(), other.detach(), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"joint_batch": False}, {"categorical_critic": False}, {"unit_norm_weights": False}], ids=str
+    "options",
+    [
+        {},
+        {"joint_batch": False},
+        {"categorical_critic": False},
+        {"unit_norm_weights": False},
+        {"batch_norm": False},
+        {"batch_norm": False, "joint_batch": False, "unit_norm_weights": False},
+    ],
+    ids=str,
 )
 def test_an_update_equals_a_plain_implementation_in_numpy_and_torch(options):
     learner = learner_of(**options)
@@ -405,20 +421,42 @@ def test_tensor_environments_stay_on_the_device(options):
     assert (trainer.policy.connectors.rewards is None) == bool(options)
 
 
-def test_an_episode_begins_with_new_noise_and_noise_draws_the_actions():
-    config = FlashSACConfig().rl_module(model_config=NETWORKS)
+@torch.no_grad()
+def share_of_repeats(module, obs, actions):
+    """Return the share of steps `[30 * 2]` of two environments with the random numbers of the step before."""
+    dist = module.action_dist_cls.from_inputs(module.forward_inference({"obs": obs})["action_dist_inputs"])
+    noise = (actions.arctanh() - dist.mean) / dist.log_std.exp()
+    return float((noise.view(30, 2).diff(dim=0).abs() < 1e-3).float().mean())
+
+
+def share_of_repeated_noise(noise_repeat):
+    """Return the share of repeated random numbers in collected steps."""
+    config = FlashSACConfig().rl_module(model_config=NETWORKS).training(noise_repeat=noise_repeat)
     policy = config.environment("Pendulum-v1").build_policy()
     store = RolloutStore(30, 2, policy.observation_space, policy.action_space)
     collector = Collector(policy, config.make_envs(2), store, exploration_noise=True, seed=5)
     collector.collect(60)
     rows = store.trajectories()
-    module = policy.module
-    with torch.no_grad():
-        inputs = module.forward_inference({"obs": torch.from_numpy(rows.flat_obs())})["action_dist_inputs"]
-    dist = module.action_dist_cls.from_inputs(inputs)
-    noise = (np.arctanh(rows.actions.reshape(-1, 1)) - dist.mean.numpy()) / dist.log_std.exp().numpy()
-    repeated = np.abs(np.diff(noise.reshape(30, 2), axis=0)) < 1e-2
-    assert 0.15 < repeated.mean() < 0.75
+    obs, actions = torch.from_numpy(rows.flat_obs()), torch.from_numpy(rows.actions.reshape(-1, 1))
+    return share_of_repeats(policy.module, obs, actions)
+
+
+def share_of_repeated_noise_on_a_device(noise_repeat):
+    """Return the share of repeated random numbers in steps that stay on the device."""
+    config = FlashSACConfig().rl_module(model_config=NETWORKS).training(noise_repeat=noise_repeat)
+    config.environment("tensor/Pendulum-v1").env_runners(num_envs_per_env_runner=2).debugging(seed=5)
+    collector = config.build_collector()
+    collector.exploration_noise = True
+    for _ in range(30):
+        collector.collect(n_step=2)
+    obs, actions = (collector.buffer.columns[name][:30].flatten(0, 1) for name in ("obs", "actions"))
+    return share_of_repeats(collector.policy.module, obs, actions)
+
+
+@pytest.mark.parametrize("share", [share_of_repeated_noise, share_of_repeated_noise_on_a_device])
+def test_noise_is_repeated_in_collected_actions_and_with_1_is_new(share):
+    assert 0.15 < share(16) < 0.75
+    assert share(1) == 0.0
 
 
 def small_run(**training):

@@ -1,21 +1,25 @@
 """Runs on tensor environments that each rank makes; the first one writes what came out.
-`python tensor_rank_runs.py FOLDER`."""
+`python tensor_rank_runs.py FOLDER [DEVICE]`."""
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from algorithm_cases import OFF_POLICY, class_of, has_option, takes
 from gymnasium import spaces
 
-from lockstep import A2CConfig, APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig
+from lockstep import A2CConfig, APPOConfig, DQNConfig, IMPALAConfig, PPOConfig, SACConfig, get_config
 from lockstep.envs.tensor import CartPole, Pendulum
 
 
 def on(env, algorithm, **training):
     config = algorithm().environment(env).env_runners(num_envs_per_env_runner=4)
-    config.rl_module(model_config={"hiddens": (8,)}).evaluation(evaluation_duration=2, evaluation_num_envs=2)
+    config.rl_module(model_config={"hiddens": (8,), "critic_hiddens": (8,)}).evaluation(
+        evaluation_duration=2, evaluation_num_envs=2
+    )
     config.training(lr=1e-2, **training).framework(dtype="float64")
     return config.reporting(total_steps=128, steps_per_epoch=64).debugging(seed=3)
 
@@ -84,15 +88,29 @@ MAKE = {
     "ppo, a class, normalised": lambda: normalised(on(Swing, PPOConfig, **PASSES)),
     "sac, a class, normalised": lambda: normalised(replay(Swing, SACConfig)),
     "dqn, hindsight": lambda: replay(Bits, DQNConfig, her=True, her_strategy="episode"),
+    "ppo, stacks": lambda: on(Swing, PPOConfig, **PASSES).environment(frame_stack=3, normalize_observations=True),
+    "sac, stacks": lambda: replay(Swing, SACConfig).environment(frame_stack=3),
+    "ppo, float32": lambda: on("tensor/Pendulum-v1", PPOConfig, **PASSES).framework(dtype="float32"),
+    "sac, float32": lambda: replay("tensor/Pendulum-v1", SACConfig).framework(dtype="float32"),
 }
+SHARING = [
+    name for name in OFF_POLICY if class_of(name).learns_from_tensors and not get_config(name).replay.prioritized
+]
+for algorithm in SHARING:
+    env = Swing if takes(algorithm, "box") else "tensor/CartPole-v1"
+    MAKE.setdefault(algorithm, partial(replay, env, class_of(algorithm)))
+REPEATED = next(name for name in SHARING if has_option(name, "noise_repeat"))
+"""An algorithm whose random numbers are kept for several steps."""
+TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
+"""How far rounding may move the numbers of ranks from those of one process. Other random numbers give 1e-3 and more."""
 
 
-def run(kind, reducer=None, folder=None):
+def run(kind, reducer=None, device="cpu"):
     """The policy's numbers at the end, and what was reported of it."""
-    trainer = MAKE[kind]().build_trainer(reducer=reducer)
+    trainer = MAKE[kind]().framework(device=device).build_trainer(reducer=reducer)
     try:
         trainer.run()
-        found = {name: tensor.numpy() for name, tensor in trainer.policy.state_dict().items()}
+        found = {name: tensor.cpu().numpy() for name, tensor in trainer.policy.state_dict().items()}
         collected = trainer.history[-1].train_collect_stat
         state = trainer.train_collector.get_state()
         return {**found, "returns": collected.returns, "lengths under way": state["lengths"]}
@@ -101,7 +119,8 @@ def run(kind, reducer=None, folder=None):
 
 
 if __name__ == "__main__":
+    folder, *device = sys.argv[1:]
     for kind in MAKE:
-        found = run(kind)
-        if os.environ["RANK"] == "0":
-            np.savez(Path(sys.argv[1]) / f"{kind}.npz", **found)
+        found = run(kind, None, *device)
+        if os.environ.get("RANK", "0") == "0":
+            np.savez(Path(folder) / f"{kind}.npz", **found)

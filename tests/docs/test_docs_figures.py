@@ -49,6 +49,10 @@ def test_the_table_of_the_device_says_what_configurations_decide(title):
     assert [row[column] for row in rows] == decided, "the code has changed: make pages"
 
 
+def test_the_page_of_the_device_lists_all_that_needs_the_host():
+    assert "\n".join(TABLES.host_rules()) in GPU, "the code has changed: make pages"
+
+
 @pytest.mark.parametrize(
     "page, marker, result",
     [

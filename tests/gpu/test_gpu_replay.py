@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from algorithm_cases import ALGORITHM_CASES, OFF_POLICY, WITH_ATOMS, class_of, takes
-from tensor_trees import PendulumWithMore
+from tensor_trees import FlipBits, PendulumWithMore
 from trained_weights import difference, steps, weights
 
 from lockstep import get_config
@@ -156,6 +156,48 @@ def test_groups_in_a_graph_learn_what_they_learn_in_single_launches(monkeypatch)
     assert all(graphs(graphed))
     monkeypatch.setattr("lockstep.ops.graphs.EAGER_CALLS", 10**9)
     assert difference(graphed, trained()) == 0.0
+
+
+GOALS = {"her_future_k": 3.0}, {"her_strategy": "episode", "n_step": 1}, {"prioritized": True}
+
+
+def with_goals(replay: dict[str, Any], device: str = "cuda") -> Any:
+    """An iteration whose samples have goals in hindsight."""
+    config = config_of("dqn", device).environment(FlipBits(256, device, seed=1))
+    return config.replay(her=True, **replay)
+
+
+def check_goals(trainer: Any) -> None:
+    """Check that ends of the last samples are those of their goals, and rewards if they are of one step."""
+    sampled = trainer.policy.learner_group.learner.device_update.sampled
+    reached = (sampled["new_obs"]["achieved_goal"] == sampled["new_obs"]["desired_goal"]).all(-1)
+    assert 0 < int(reached.sum()) < len(reached)
+    assert torch.equal(sampled["terminateds"].bool(), reached)
+    if trainer.policy.config.replay.n_step == 1:
+        assert torch.equal(sampled["rewards"], reached.float() - 1.0)
+
+
+@pytest.mark.parametrize("replay", GOALS, ids=str)
+def test_a_graph_relabels_goals_as_single_launches_do(replay, monkeypatch):
+    """Bit for bit, in episodes that begin and end in the middle of a graph; the ring is written over once."""
+    graphed = steps(with_goals(replay).build_trainer(), 14)
+    assert graphed.buffer.columns["obs"]["desired_goal"].device.type == "cuda"
+    assert all(graphs(graphed))
+    check_goals(graphed)
+    monkeypatch.setattr("lockstep.ops.graphs.EAGER_CALLS", 10**9)
+    eager = steps(with_goals(replay).build_trainer(), 14)
+    assert not any(graphs(eager))
+    assert difference(graphed, eager) == 0.0
+
+
+@pytest.mark.parametrize("replay", GOALS, ids=str)
+def test_a_run_with_goals_is_resumed_bit_for_bit(replay, tmp_path):
+    one, other = (steps(with_goals(replay).build_trainer(), number) for number in (16, 9))
+    other.save_to_path(tmp_path / "half")
+    again = with_goals(replay).build_trainer()
+    again.restore_from_path(tmp_path / "half")
+    steps(again, 7)
+    assert difference(one, again) == 0.0
 
 
 @pytest.mark.parametrize("name", NAMES)

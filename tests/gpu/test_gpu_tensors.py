@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from algorithm_cases import OFF_POLICY, class_of
 from mirror_parts import swing
 from tensor_trees import PendulumWithMore, TreeCartPole
 from trained_weights import difference, steps, weights
@@ -182,19 +181,6 @@ def test_pendulum_trains_on_a_box_of_actions():
 def test_minatar_trains_on_images():
     trainer = steps(config_of(env_id="tensor/MinAtar-Breakout-v1").build_trainer(), 6)
     assert all(np.isfinite(value).all() for value in weights(trainer).values())
-
-
-@pytest.mark.parametrize("name", [name for name in OFF_POLICY if not class_of(name).learns_from_tensors])
-def test_other_algorithms_take_tensor_environments_through_the_host(name):
-    from lockstep import get_config
-
-    config = get_config(name).environment("tensor/CartPole-v1")
-    config.env_runners(num_envs_per_env_runner=32, allow_host=True).framework(device="cuda")
-    config.evaluation(evaluation_interval=0)
-    config.replay(learning_starts=128, capacity=4096).reporting(total_steps=2048, steps_per_epoch=512)
-    trainer = config.build_trainer()
-    trainer.run()
-    assert trainer.gradient_step > 0
 
 
 def test_too_many_environments_are_refused_with_what_would_fit():

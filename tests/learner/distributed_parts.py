@@ -199,11 +199,20 @@ def run_updates(learner, case, shards_as, updates):
         shards = shards_of(case, update, shards_as)
         if case.source == "batch":
             own = type(shards[0]).concat_samples(shards) if reducer.world_size == 1 else shards[reducer.rank]
+            own = with_pairs(own, learner)
             results = learner.update_from_batch(own, timesteps={"num_env_steps_sampled_lifetime": update}, **options)
         else:
             own = [*itertools.chain(*shards)] if reducer.world_size == 1 else shards[reducer.rank]
             results = learner.update_from_episodes(own, timesteps={"num_env_steps_sampled_lifetime": update}, **options)
     return learner, results
+
+
+def with_pairs(batch, learner):
+    """The batch of one module, with pairs of observations and their mirror images for a symmetric network."""
+    if isinstance(batch, MultiAgentBatch) or not learner.connectors[MODULE].obs.makes_pairs:
+        return batch
+    pairs = {name: learner.connectors[MODULE].obs(batch[name]) for name in ("obs", "new_obs")}
+    return SampleBatch({**batch, **pairs})
 
 
 def half_a_case(reducer, case, half, path):

@@ -11,13 +11,22 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from lockstep import A2CConfig, APPOConfig, DQNConfig, FlashSACConfig, IMPALAConfig, PPOConfig, REINFORCEConfig
+from lockstep import (
+    A2CConfig,
+    APPOConfig,
+    DQNConfig,
+    FlashSACConfig,
+    IMPALAConfig,
+    PPOConfig,
+    REINFORCEConfig,
+    SACConfig,
+)
 from lockstep.algorithms.ppo import PPOLearner
-from lockstep.builder.tensor_collectors import HOST_RULES
+from lockstep.builder.tensor_collectors import HOST_RULES, TensorCollectorBuilder
 from lockstep.connectors import ClipRewards, Connector, PreviousActions
 from lockstep.envs import make_vector
 from lockstep.envs.tensor import CartPole, TensorBoundary, make_tensor_env
-from lockstep.modules import RecurrentActorCriticModule, RLModuleSpec
+from lockstep.modules import EpsilonGreedy, RecurrentActorCriticModule, RLModuleSpec
 from lockstep.rollout import Collector, MalformedBufferError, TensorCollector
 from lockstep.rollout.tensor_episodes import compact_columns
 from lockstep.trainer import Callback, OnpolicyTrainer
@@ -196,6 +205,47 @@ class OwnMemory(RecurrentActorCriticModule):
         return super().forward_train({name: column for name, column in batch.items() if name != "begins"})
 
 
+class HalvedActions(Connector):
+    """Halves actions of a Box."""
+
+    def __call__(self, data: Any) -> Any:
+        return 0.5 * data
+
+
+class HalvedOnDevice(HalvedActions):
+    on_device = True
+
+
+class OneChoice(Connector):
+    """Lets a policy of one choice act in a MultiDiscrete space with one part."""
+
+    def input_space(self, action_space: Any) -> Any:
+        return spaces.Discrete(int(action_space.nvec[0]))
+
+    def __call__(self, data: Any) -> Any:
+        return np.asarray(data)[..., None]
+
+
+class OnePart(CartPole):
+    """CartPole whose actions are a MultiDiscrete with one part."""
+
+    single_action_space: Any = spaces.MultiDiscrete([2])
+
+    def advance(self, state: Any, actions: Any, draws: Any) -> Any:
+        return super().advance(state, actions[:, 0], draws)
+
+
+class HostEpsilon(EpsilonGreedy):
+    """Draws its numbers on the host, as an exploration of the user's does unless it says otherwise."""
+
+    draws_on_device = False
+
+
+class ExploresOnHost(DQNConfig):
+    def exploration(self, module: Any) -> Any:
+        return HostEpsilon(0.1, 2)
+
+
 def shifted(_: Any, __: Any) -> Any:
     """Return a connector that changes observations before their statistics."""
     return OwnConnector()
@@ -216,6 +266,13 @@ NEEDS_HOST = {
         model_config={"recurrent": "lstm"}, rl_module_spec=RLModuleSpec(OwnMemory)
     ),
     "environment(normalize_observations=...)": lambda: with_statistics(ppo_config()),
+    "env_runners(exploration=...)": lambda: config_of(ExploresOnHost),
+    "replay(learning_starts=...)": lambda: config_of(DQNConfig, OnePart).env_runners(
+        module_to_env_connector=lambda *_: OneChoice()
+    ),
+    "env_runners(module_to_env_connector=...)": lambda: config_of(SACConfig, "tensor/Pendulum-v1").env_runners(
+        module_to_env_connector=lambda *_: HalvedActions()
+    ),
     "replay(ignore_obs_next=True)": lambda: config_of(DQNConfig).replay(ignore_obs_next=True),
     "replay(storage=...)": lambda: config_of(DQNConfig).replay(storage="memmap"),
     "env_runners(env_to_module_connector=...)": lambda: ppo_config().env_runners(
@@ -229,13 +286,11 @@ NEEDS_HOST = {
     "callbacks(...)": lambda: ppo_config().callbacks(WatchesEpisodes),
 }
 """A configuration with each feature that needs the host."""
-ELSEWHERE = {
-    "learners(num_learners=...)",
-    "env_runners(num_env_runners=...)",
-    "env_runners(exploration=...)",
-    "replay(learning_starts=...)",
+NEEDS_PROCESSES = {
+    "learners(num_learners=...)": lambda config: config.learners(num_learners=2),
+    "env_runners(num_env_runners=...)": lambda config: config.env_runners(num_env_runners=2),
 }
-"""Features whose configurations need other processes, environments or classes."""
+"""Function that adds each feature that needs other processes."""
 
 
 class WatchesEpisodes(Callback):
@@ -244,7 +299,7 @@ class WatchesEpisodes(Callback):
 
 
 def test_each_rule_of_what_needs_the_host_is_tried():
-    assert {rule.feature for rule in HOST_RULES} == {*NEEDS_HOST, *ELSEWHERE}
+    assert {rule.feature for rule in HOST_RULES} == {*NEEDS_HOST, *NEEDS_PROCESSES}
 
 
 @pytest.mark.parametrize("feature", NEEDS_HOST)
@@ -257,6 +312,42 @@ def test_what_the_device_cannot_do_is_refused_by_name(feature):
     with pytest.warns(UserWarning, match=f"copies the steps of .*{words}.*allow_host=True"):
         collector = NEEDS_HOST[feature]().env_runners(allow_host=True).build_collector()
     assert type(collector) is Collector
+
+
+@pytest.mark.parametrize("feature", NEEDS_PROCESSES)
+def test_other_processes_are_refused_by_name_before_they_are_started(feature):
+    (rule,) = (rule for rule in HOST_RULES if rule.feature == feature)
+    words = re.escape(f"{feature}: {rule.reason}")
+    config = ppo_config()
+    policy = config.build_policy()  # in this process; the collector asks for the number of the others
+    NEEDS_PROCESSES[feature](config)
+    with pytest.raises(ValueError, match=f"copies the steps of .*{words}.*allow_host=True"):
+        config.build_collector(policy)
+    with pytest.warns(UserWarning, match=f"copies the steps of .*{words}.*allow_host=True"):
+        assert not TensorCollectorBuilder(config.env_runners(allow_host=True), policy).decide()
+
+
+@pytest.mark.parametrize(
+    "runners", [{}, {"allow_host": True}, {"num_env_runners": 2}], ids=["device", "host", "env runners"]
+)
+@pytest.mark.parametrize("env", ["tensor/CartPole-v1", CartPole, CartPole(1)], ids=["id", "class", "object"])
+def test_tensor_environments_of_several_agents_are_refused(env, runners):
+    config = ppo_config(env).multi_agent(policies=["a", "b"], policy_mapping_fn=lambda agent, episode: "a")
+    policy = config.build_policy()
+    with pytest.raises(ValueError, match=r"tensor environments have one agent|is no environment of several agents"):
+        config.env_runners(**runners).build_collector(policy)
+
+
+def test_connectors_of_actions_in_torch_run_on_the_device():
+    config = ppo_config("tensor/Pendulum-v1").environment(rescale_actions=True)
+    config.env_runners(module_to_env_connector=lambda *_: HalvedOnDevice())
+    collector = config.build_collector()
+    taken: list[torch.Tensor] = []
+    step = collector.tensors.step
+    collector.tensors.step = lambda actions: taken.append(actions.clone()) or step(actions)
+    collector.collect(n_step=T * B)
+    stored = collector.buffer.actions
+    torch.testing.assert_close(torch.stack(taken), (0.5 * stored).clip(-1.0, 1.0) * 2.0)
 
 
 def test_all_reasons_are_named_at_once():

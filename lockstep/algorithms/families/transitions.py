@@ -311,7 +311,7 @@ SoftTraining = TypeVar("SoftTraining", bound=SoftActorCriticTraining[Any])
 
 
 class SoftActorCriticLearner(TransitionLearner[SoftTraining]):
-    """Base class of the learners of SAC, TQC, CrossQ and CQL.
+    """Base class of the learners of SAC, TQC, CrossQ, FlashSAC and CQL.
 
     The learner's state contains the target critics, `<module id>/target`, and the logarithm of the temperature,
     `<module id>/log_alpha`.
