@@ -191,7 +191,7 @@ def _mujoco_state(base: BuiltEnv) -> dict[str, Any]:
     size = mujoco.mj_stateSize(base.model, mujoco.mjtState.mjSTATE_INTEGRATION)
     integration = np.empty(size)
     mujoco.mj_getState(base.model, base.data, integration, mujoco.mjtState.mjSTATE_INTEGRATION)
-    derived = {name: array.copy() for name, array in _derived_arrays(base.data)}
+    derived = {name: array.copy() for name, array in _derived_arrays(base)}
     return {"integration": integration, "derived": derived}
 
 
@@ -205,18 +205,22 @@ def _set_mujoco_state(base: BuiltEnv, state: dict[str, Any]) -> None:
     mujoco.mj_setState(base.model, base.data, state["integration"], mujoco.mjtState.mjSTATE_INTEGRATION)
     mujoco.mj_forward(base.model, base.data)
     mujoco.mj_setState(base.model, base.data, state["integration"], mujoco.mjtState.mjSTATE_INTEGRATION)
-    for name, array in _derived_arrays(base.data):
+    for name, array in _derived_arrays(base):
         array[...] = state["derived"][name]
 
 
-def _derived_arrays(data: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the writable float arrays of fixed size in an `MjData` with their names.
+def _derived_arrays(base: BuiltEnv) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the writable float arrays of fixed size in the `MjData` of an environment, with their names.
 
-    The arrays of contacts and constraints are left out: each step allocates them again, in another size.
+    Each step allocates the arrays of contacts, constraints and islands again, in another size. Which ones these are
+    depends on the version of MuJoCo. In a new `MjData` they are empty.
     """
-    for name in dir(data):
-        if name.startswith(("_", "efc_", "contact", "iefc_", "island", "dof_island")):
-            continue
-        value = getattr(data, name, None)
-        if isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.flags.writeable:
-            yield name, value
+    import mujoco
+
+    new_data = mujoco.MjData(base.model)
+    for name in dir(new_data):
+        new = None if name.startswith("_") else getattr(new_data, name, None)
+        if isinstance(new, np.ndarray) and new.size and new.dtype.kind == "f":
+            value: np.ndarray = getattr(base.data, name)
+            if value.flags.writeable:
+                yield name, value

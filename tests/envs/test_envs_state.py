@@ -94,6 +94,23 @@ def test_mujoco_continues_bit_by_bit(env_id, tmp_path):
     check_continues(lambda: make_vector(short(env_id), num_envs=3), tmp_path, 25, 45)
 
 
+@pytest.mark.parametrize("env_id", one_in(3, MUJOCO))
+def test_mujoco_continues_from_every_step_with_and_without_contacts(env_id):
+    """Arrays of contacts are of other sizes before and after the last integration, and in the other environment."""
+    pytest.importorskip("mujoco")
+    first, second = (make_vector(short(env_id)) for _ in range(2))
+    first.reset([3])
+    second.reset([7])
+    first.action_space.seed(0)
+    for _ in range(60):
+        first.step(first.action_space.sample()[None])
+        second.set_state(first.get_state())
+        action = first.action_space.sample()[None]
+        results = [boundary.step(action) for boundary in (first, second)]
+        np.testing.assert_array_equal(flat(results[0].obs), flat(results[1].obs))
+        assert results[0].rewards.tolist() == results[1].rewards.tolist()
+
+
 def test_a_state_does_not_change_afterwards(tmp_path):
     boundary = CASES["CartPole-v1"]()
     boundary.reset([0, 1, 2])
