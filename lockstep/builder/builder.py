@@ -69,7 +69,7 @@ class Builder:
 
         collector: CollectorLike
         if reducer.world_size > 1:
-            if tensors.has_environments and not (tensors.steps_rows_alone and not tensors.decide()):
+            if tensors.has_environments and (not tensors.steps_rows_alone or tensors.decide()):
                 return tensors.build_share(reducer)
             parts.check()
             collector = self._build_rank_collector(policy, reducer)

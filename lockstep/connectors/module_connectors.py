@@ -67,7 +67,7 @@ class ActionPipeline:
         """Whether `inverse` can be called."""
         self.rescales = any(connector.rescales for connector in self.connectors)
         """Whether one of the connectors maps [-1, 1] onto the bounds."""
-        # On a device, random actions and the shape of all actions are those of the environment's space.
+        # On a device, random actions are drawn in the environment's space, and all actions get its shape.
         keeps_space = self.module_space == action_space
         self.on_device = keeps_space and all(connector.on_device for connector in self.connectors)
         """Whether actions of tensor environments can pass the connectors on their device."""

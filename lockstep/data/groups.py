@@ -255,7 +255,10 @@ def with_state_space(space: Space[Any], state_space: Space[Any]) -> spaces.Dict:
 
 
 def space_of_old_file(space: Space[Any], state_space: Space[Any]) -> spaces.Dict:
-    """Return the same for a file of version 0.2, whose networks have a `critic_space` for the state; warn of it."""
+    """Return the observation space of a network in a file of version 0.2, which has a `critic_space`; warn of it.
+
+    `space`: an agent's own observations. `state_space`: the network's `critic_space`.
+    """
     warnings.warn(
         "the file has a network with a critic_space, as in version 0.2. It is read as one with observations "
         "{'obs': observation, 'state': state}; save it again to keep it in this form",

@@ -367,6 +367,7 @@ def test_ranks_have_the_rows_and_state_of_one_tensor_collector(kind):
     [
         (lambda c: c.replay(prioritized=True), "replay.prioritized=True .*tensor environments on 2 ranks"),
         (lambda c: c.replay(ignore_obs_next=True), "2 ranks where sac with these options copies steps to the host"),
+        (lambda c: c.env_runners(vectorize_mode="sync"), r"copies the steps of .*vectorize_mode=\.\.\."),
         (
             lambda c: c.environment(make_tensor_env("tensor/Pendulum-v1", 4)),
             "a finished Pendulum .*give an id, or a class",

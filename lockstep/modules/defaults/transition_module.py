@@ -81,13 +81,15 @@ class TransitionModule(DefaultActorCriticModule):
     state. A policy without memory that was built to act only acts on single rows.
     """
 
-    encoder: Encoder | MemoryEncoder  # type: ignore[assignment]
-    value_encoder: Encoder | MemoryEncoder | None  # type: ignore[assignment]
+    encoder: Encoder | SequenceEncoder  # type: ignore[assignment]
+    value_encoder: Encoder | SequenceEncoder | None  # type: ignore[assignment]
+    takes_sequences = False
+    """True if the options give a part a memory. Networks without one need not look at their parts in each call."""
 
     @property
     def has_memory(self) -> bool:
         """Whether a part has a memory."""
-        return any(memory.has_memory for memory in self.memories().values())
+        return self.takes_sequences and any(memory.has_memory for memory in self.memories().values())
 
     def make_encoder(self, view: PartView, config: ModelConfig) -> Encoder | SequenceEncoder:  # type: ignore[override]
         """Return the policy's new encoder, with a memory if `config` has one for it."""
@@ -107,6 +109,7 @@ class TransitionModule(DefaultActorCriticModule):
         Raises:
             ValueError: `memory_in` is "shared".
         """
+        self.takes_sequences = config.has_memory
         if not config.has_memory:
             return Encoder(view.space, config, view)
         if config.memory_in == "shared":
