@@ -240,3 +240,10 @@ def test_advice_on_slow_updates_names_options_that_the_algorithm_has(algo, has, 
     (line,) = advice({"update": 0.9}, {}, algo)
     assert has in line
     assert has_not not in line
+
+
+def test_the_plan_says_that_steps_of_evaluation_leave_the_device():
+    for env, leave in (("tensor/CartPole-v1", True), ("CartPole-v1", False)):
+        config = PPOConfig().environment(env).reporting(total_steps=64)
+        evaluation = Plan(config.build_trainer(), config).facts([])["evaluation"]
+        assert ("steps copied to the host" in evaluation) == leave, evaluation

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -303,6 +304,24 @@ def test_other_algorithms_environments_and_spaces_are_refused_by_name(algorithm,
     assert main(["eject", algorithm, env, "-o", str(tmp_path / "agent.py")]) == 2
     assert words in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+def test_no_environment_that_can_be_ejected_has_entries_for_groups():
+    """Ejected files need no observation groups as long as all of gymnasium's environments have observations without
+    entries."""
+    kinds = {}
+    for env_id, spec in gym.registry.items():
+        origin = str(spec.entry_point)
+        needs_jax = origin.startswith(("gymnasium.envs.phys2d", "gymnasium.envs.tabular"))
+        needs_old_mujoco = origin.startswith("gymnasium.envs.mujoco") and not env_id.endswith("-v5")
+        if origin.startswith("gymnasium.") and not needs_jax and not needs_old_mujoco:
+            env = gym.make(env_id)
+            kinds[env_id] = type(env.observation_space)
+            env.close()
+    assert len(kinds) > 20
+    assert spaces.Dict not in kinds.values()
 
 
 def test_the_command_writes_what_runs_and_never_over_a_file(tmp_path, capsys):
