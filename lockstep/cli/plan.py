@@ -163,7 +163,7 @@ class Plan:
         text = f"{amount} every {interval:,} steps, {actions}"
         if trainer.evaluator.is_parallel:
             text += ", at the same time as training"
-        if trainer.train_collector is not None and trainer.train_collector.launches_updates:
+        if getattr(trainer.test_collector.env, "backend", None) == "tensor":
             text += ", steps copied to the host"
         if options.stop_return is not None:
             text += f"; stops at a mean return of {options.stop_return:g}"

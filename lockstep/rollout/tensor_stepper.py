@@ -99,7 +99,7 @@ class TensorStepper(Stepper):
             )
 
         self._network_dtype = first_parameter.dtype
-        """Dtype of the network's parameters. Asking the network in each step would take 3 % of a step on the CPU."""
+        """Dtype of the network's parameters. The network would have to search its modules for it in each step."""
         self._exploring: TensorExplorationState | None = None
         """State of correlated exploration noise; None if the noise of each step is independent."""
         state = {} if part.exploration is None else part.exploration.initial_state(env.num_envs)

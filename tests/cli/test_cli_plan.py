@@ -243,7 +243,12 @@ def test_advice_on_slow_updates_names_options_that_the_algorithm_has(algo, has, 
 
 
 def test_the_plan_says_that_steps_of_evaluation_leave_the_device():
-    for env, leave in (("tensor/CartPole-v1", True), ("CartPole-v1", False)):
-        config = PPOConfig().environment(env).reporting(total_steps=64)
+    on_host = {"environment.env": "CartPole-v1"}
+    for env, others, leave in (
+        ("tensor/CartPole-v1", {}, True),
+        ("tensor/CartPole-v1", on_host, False),
+        ("CartPole-v1", {}, False),
+    ):
+        config = PPOConfig().environment(env).reporting(total_steps=64).evaluation(evaluation_config=others)
         evaluation = Plan(config.build_trainer(), config).facts([])["evaluation"]
         assert ("steps copied to the host" in evaluation) == leave, evaluation
