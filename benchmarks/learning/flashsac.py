@@ -1,22 +1,30 @@
 """What each part of FlashSAC is worth on HalfCheetah: one part off, or one size changed, at a time.
 
-    python benchmarks/learning/flashsac.py run     # 100,000 steps, three seeds of each row
-    python benchmarks/learning/flashsac.py table   # what has run so far, as Markdown
+    python benchmarks/learning/flashsac.py run        # 100,000 steps, three seeds of each row
+    python benchmarks/learning/flashsac.py table      # what has run so far, as Markdown
+    python benchmarks/learning/flashsac.py precision  # a gradient step in bfloat16 and in float32
 
-A run that was stopped continues from its newest checkpoint, and one that has ended is not run again. Each run that has
-ended is a line of `benchmarks/results/flashsac_parts.jsonl`: settings, curve, final returns, and seconds of collecting,
-learning and evaluating. The recipe's own runs are `lockstep bench run flashsac HalfCheetah-v5`.
+A run that was stopped continues from its newest checkpoint, and one that has ended is not run again. Several processes
+may share the work: each takes a run that no other has. A run that has ended is a line of
+``results/flashsac_parts.jsonl``: settings, curve, final returns, and seconds of collecting, learning and evaluating.
+``precision`` adds a line to ``results/flashsac_precision.jsonl``. The recipe's own runs are
+``lockstep bench run flashsac HalfCheetah-v5``.
 """
 
 from __future__ import annotations
 
-import argparse
+import fcntl
 import json
-from datetime import UTC, datetime
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
-import numpy as np
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import report
 
 import lockstep
 from lockstep import FlashSACConfig
@@ -24,7 +32,8 @@ from lockstep.recipes.bench import evaluations, processor
 from lockstep.recipes.mujoco import flashsac_mujoco
 from lockstep.tracking.run_folder import RunFolder
 
-RESULTS = Path(__file__).parents[1] / "results" / "flashsac_parts.jsonl"
+RUNS = report.RESULTS / "flashsac_parts.jsonl"
+PRECISION = report.RESULTS / "flashsac_precision.jsonl"
 ENV = "HalfCheetah-v5"
 FINAL_EPISODES = 40
 PARTS: dict[str, dict[str, Any]] = {
@@ -38,15 +47,16 @@ PARTS: dict[str, dict[str, Any]] = {
         "training.v_max": 1500.0,
     },
     "new noise in each step": {"training.noise_repeat": 1},
-    "statistics of (s, a) alone": {"training.joint_batch": False},
     "half the width": {"rl_module.model_config": {"hiddens": (32,), "critic_hiddens": (32, 32)}},
     "twice the width": {"rl_module.model_config": {"hiddens": (128,), "critic_hiddens": (128, 128)}},
-    "one block": {"rl_module.model_config": {"hiddens": (64,), "critic_hiddens": (64,)}},
-    "101 atoms": {"training.num_atoms": 101},
     "batch 128": {"training.train_batch_size": 128},
     "batch 512": {"training.train_batch_size": 512},
     "half the gradient steps": {"replay.update_per_step": 0.5},
     "twice the gradient steps": {"replay.update_per_step": 2.0},
+    "statistics of (s, a) alone": {"training.joint_batch": False},
+    "matrix products in float32": {"framework.mixed_precision": False},
+    "one block": {"rl_module.model_config": {"hiddens": (64,), "critic_hiddens": (64,)}},
+    "101 atoms": {"training.num_atoms": 101},
 }
 """Options that differ from the recipe, by the name of the row."""
 
@@ -54,26 +64,44 @@ PARTS: dict[str, dict[str, Any]] = {
 def config_of(seed: int, steps: int, settings: dict[str, Any]) -> FlashSACConfig:
     """Return the configuration of a run: the recipe with other settings."""
     config = flashsac_mujoco(ENV).debugging(seed=seed)
-    config.framework(compile=True)
+    config.framework(compile=True, num_threads=1)
     config.reporting(total_steps=steps, steps_per_epoch=steps // 10)
     for path, value in settings.items():
-        section, option = path.split(".")
-        getattr(config, section)(**{option: value})
+        config.set_path(path, value)
     return config
 
 
-def rows() -> list[dict[str, Any]]:
-    """Return the runs that have ended."""
-    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file of results."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
 
 
-def run(seed: int, steps: int, name: str, root: Path) -> None:
-    """Train one seed, or go on with it, and append its line to the results."""
+def add_line(file: Path, line: dict[str, Any]) -> None:
+    """Add a line to a file of results."""
+    facts = {"processor": processor(), "date": report.machine()["date"], "revision": report.revision()}
+    with file.open("a", encoding="utf-8") as results:
+        results.write(json.dumps({**line, **facts}) + "\n")
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[bool]:
+    """Lock the folder of a run; False if another process has the lock."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def run(seed: int, steps: int, name: str, folder: Path) -> None:
+    """Train one seed, or go on with it, and add its line to the results."""
     key = {"env": ENV, "seed": seed, "steps": steps, "part": name}
-    if any(all(row[field] == value for field, value in key.items()) for row in rows()):
+    if any(key.items() <= line.items() for line in lines_of(RUNS)):
         return
-    folder = root / f"{steps}_{name.replace(' ', '-').replace('/', '-')}_{seed}"
-    begun = [path for path in sorted(folder.glob("*")) if RunFolder.open(path).newest_checkpoint() is not None]
+    begun = [path for path in sorted(folder.glob("*/")) if RunFolder.open(path).newest_checkpoint() is not None]
     if begun:
         result = lockstep.resume(begun[-1])
     else:
@@ -84,46 +112,75 @@ def run(seed: int, steps: int, name: str, root: Path) -> None:
     )
     line: dict[str, Any] = {
         **key,
+        "settings": PARTS[name],
         "curve": list(evaluations(RunFolder.open(result.path)).items()),
         "final_returns": [float(each) for each in final.returns],
         "gradient_steps": int(result.info.gradient_step),
         "seconds": round(timing.train_time_collect + timing.train_time_update + timing.test_time),
-        "settings": PARTS[name],
-        "processor": processor(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": f"python benchmarks/learning/flashsac.py run --steps {steps} (seed {seed}, {name})",
     }
-    with RESULTS.open("a") as file:
-        file.write(json.dumps(line) + "\n")
-    print(f"{name}, seed {seed}: {np.mean(line['final_returns']):.0f} in {line['seconds']} s", flush=True)
+    add_line(RUNS, line)
+    print(f"{name}, seed {seed}: {mean(line['final_returns']):.0f} in {line['seconds']} s", flush=True)
 
 
-def table() -> str:
-    """Return the results as a Markdown table."""
-    groups: dict[tuple[int, str], list[dict[str, Any]]] = {}
-    for row in rows():
-        groups.setdefault((row["steps"], row["part"]), []).append(row)
-    lines = ["| what differs | steps | seeds | mean | worst | minutes |", "|---|---:|---:|---:|---:|---:|"]
-    for (steps, name), group in groups.items():
-        means = [float(np.mean(row["final_returns"])) for row in group]
-        minutes = np.median([row["seconds"] for row in group]) / 60.0
-        lines.append(
-            f"| {name} | {steps:,} | {len(group)} | {np.mean(means):,.0f} | {min(means):,.0f} | {minutes:.0f} |"
-        )
-    return "\n".join(lines)
+def table(steps: int) -> str:
+    """Return the results as a Markdown table.
+
+    The time of a run counts in recipes: runs of the recipe on the same processor take the time 1.
+    """
+    lines = [line for line in lines_of(RUNS) if line["steps"] == steps]
+    recipe: dict[str, list[int]] = {}
+    for line in lines:
+        if not line["settings"]:
+            recipe.setdefault(line["processor"], []).append(line["seconds"])
+    rows = []
+    for name in PARTS:
+        of_name = [line for line in lines if line["part"] == name]
+        if of_name:
+            returns = [mean(line["final_returns"]) for line in of_name]
+            times = [line["seconds"] / median(recipe[line["processor"]]) for line in of_name]
+            each = ", ".join(f"{value:,.0f}" for value in returns)
+            rows.append([name, str(len(of_name)), f"{mean(returns):,.0f}", each, f"{median(times):.2f}"])
+    return report.table(["what differs", "seeds", "mean", "each seed", "time"], rows)
+
+
+def precision(rounds: int = 9, steps: int = 500) -> None:
+    """Print the processor time of a step in bfloat16 and in float32, and add it to the results.
+
+    The two runs take turns of `steps` environment steps, each with a gradient step. Their first turn, in which updates
+    are compiled, is left out.
+    """
+    trainers = {}
+    for name, mixed in (("bfloat16", True), ("float32", False)):
+        config = config_of(0, (rounds + 1) * steps, {"framework.mixed_precision": mixed})
+        config.reporting(steps_per_epoch=steps).evaluation(evaluation_interval=0).replay(learning_starts=steps // 2)
+        trainers[name] = iter(config.build_trainer())
+    milliseconds: dict[str, list[float]] = {name: [] for name in trainers}
+    for _ in range(rounds + 1):
+        for name, trainer in trainers.items():
+            begin = time.process_time()
+            next(trainer)
+            milliseconds[name].append(round((time.process_time() - begin) / steps * 1000, 2))
+    line = {name: each[1:] for name, each in milliseconds.items()}
+    add_line(PRECISION, {"milliseconds": line})
+    print(", ".join(f"{name}: {report.spread(each, 1)} ms" for name, each in line.items()))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("action", nargs="?", default="table", choices=("run", "table"))
+    parser = report.parser_of(__doc__)
+    parser.add_argument("action", nargs="?", default="table", choices=("run", "table", "precision"))
     parser.add_argument("--part", choices=PARTS, help="the only row to run")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--steps", type=int, default=100_000, help="environment steps")
     parser.add_argument("--root", type=Path, default=Path("runs/flashsac"), help="folder of the runs")
     given = parser.parse_args()
     if given.action == "table":
-        print(table())
+        print(table(given.steps))
+    elif given.action == "precision":
+        precision()
     else:
         for seed in range(given.seeds):
             for part in [given.part] if given.part else PARTS:
-                run(seed, given.steps, part, given.root)
+                folder = given.root / f"{given.steps}_{part.replace(' ', '-').replace('/', '-')}_{seed}"
+                with alone(folder) as free:
+                    if free:
+                        run(seed, given.steps, part, folder)
