@@ -296,7 +296,10 @@ class FrameworkSection(Section[ConfigT]):
     dtype: Literal["float32", "float64"] = "float32"
     """Number format of parameters, losses and optimizers."""
     mixed_precision: bool = False
-    """Let networks compute in bfloat16 while learning. Parameters, losses and optimizers stay in float32."""
+    """Let networks compute in bfloat16 while learning. Parameters, losses and optimizers stay in float32.
+
+    Some processors are slower in bfloat16 than in float32.
+    """
     fused_losses: bool = True
     """Compute a loss in one kernel if there is a kernel that gives the same results (PPO on the CPU)."""
     num_threads: int | None = option(None, ge=1)
