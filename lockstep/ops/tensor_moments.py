@@ -38,9 +38,12 @@ class TensorMoments:
 
     def update(self, rows: Tensor) -> None:
         """Add rows `[N, *shape]`, at least one."""
-        rows = rows.to(torch.float64)
-        mean = rows.mean(0)
-        self._join(len(rows), mean, (rows - mean).square_().sum(0))
+        # `[size, N]`, so that each sum is over adjacent numbers: the bits of a column do not depend on how many others
+        # there are, and a tree of observations has those of its flat form.
+        columns = rows.to(torch.float64).reshape(len(rows), -1).T.contiguous()
+        mean = columns.mean(-1, keepdim=True)
+        squares = (columns - mean).square_().sum(-1)
+        self._join(len(rows), mean.view(self.shape), squares.view(self.shape))
 
     def merge(self, other: TensorMoments) -> None:
         """Add the rows of `other`, of which there may be none."""

@@ -160,3 +160,18 @@ def test_moments_of_tensors_are_those_of_arrays(shape):
     tensors.write(found)
     np.testing.assert_equal(tensors.read().get_state(), found.get_state())
     assert tensors.mean.data_ptr() == place
+
+
+@pytest.mark.parametrize("number", [1, 6, 30, 1000, 50_000])
+def test_bits_of_a_column_on_the_device_do_not_depend_on_the_other_columns(number):
+    rows = torch.randn(number, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(number))
+    parts = {(5,): rows, (2,): rows[:, :2], (2, 1): rows[:, 2:4, None], (): rows[:, 4]}
+    states = {}
+    for shape, part in parts.items():
+        moments = TensorMoments(shape, torch.device("cpu"))
+        moments.update(part)
+        moments.update(part.flip(0).contiguous())
+        states[shape] = moments
+    whole = states.pop((5,))
+    assert torch.equal(whole.mean, torch.cat([each.mean.reshape(-1) for each in states.values()]))
+    assert torch.equal(whole.squares, torch.cat([each.squares.reshape(-1) for each in states.values()]))
