@@ -2,7 +2,7 @@
 
     python benchmarks/learning/flashsac.py run        # 100,000 steps, three seeds of each row
     python benchmarks/learning/flashsac.py table      # what has run so far, as Markdown
-    python benchmarks/learning/flashsac.py precision  # a gradient step in bfloat16 and in float32
+    python benchmarks/learning/flashsac.py precision  # time of a step in bfloat16 and in float32
 
 A run that was stopped continues from its newest checkpoint, and one that has ended is not run again. Several processes
 may share the work: each takes a run that no other has. A run that has ended is a line of
@@ -84,7 +84,7 @@ def add_line(file: Path, line: dict[str, Any]) -> None:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[bool]:
+def run_lock(folder: Path) -> Iterator[bool]:
     """Lock the folder of a run; False if another process has the lock."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
@@ -125,7 +125,7 @@ def run(seed: int, steps: int, name: str, folder: Path) -> None:
 def table(steps: int) -> str:
     """Return the results as a Markdown table.
 
-    The time of a run counts in recipes: runs of the recipe on the same processor take the time 1.
+    The last column is the time relative to the recipe on the same processor, or empty before the recipe has run there.
     """
     lines = [line for line in lines_of(RUNS) if line["steps"] == steps]
     recipe: dict[str, list[int]] = {}
@@ -137,17 +137,21 @@ def table(steps: int) -> str:
         of_name = [line for line in lines if line["part"] == name]
         if of_name:
             returns = [mean(line["final_returns"]) for line in of_name]
-            times = [line["seconds"] / median(recipe[line["processor"]]) for line in of_name]
+            times = [
+                line["seconds"] / median(recipe[line["processor"]]) for line in of_name if line["processor"] in recipe
+            ]
             each = ", ".join(f"{value:,.0f}" for value in returns)
-            rows.append([name, str(len(of_name)), f"{mean(returns):,.0f}", each, f"{median(times):.2f}"])
+            rows.append(
+                [name, str(len(of_name)), f"{mean(returns):,.0f}", each, f"{median(times):.2f}" if times else ""]
+            )
     return report.table(["what differs", "seeds", "mean", "each seed", "time"], rows)
 
 
 def precision(rounds: int = 9, steps: int = 500) -> None:
-    """Print the processor time of a step in bfloat16 and in float32, and add it to the results.
+    """Print the processor time of an environment step in bfloat16 and in float32, and add it to the results.
 
-    The two runs take turns of `steps` environment steps, each with a gradient step. Their first turn, in which updates
-    are compiled, is left out.
+    Each step includes a gradient step. The two runs take turns of `steps` steps. Their first turns, in which updates
+    are compiled, do not count.
     """
     trainers = {}
     for name, mixed in (("bfloat16", True), ("float32", False)):
@@ -181,6 +185,6 @@ if __name__ == "__main__":
         for seed in range(given.seeds):
             for part in [given.part] if given.part else PARTS:
                 folder = given.root / f"{given.steps}_{part.replace(' ', '-').replace('/', '-')}_{seed}"
-                with alone(folder) as free:
+                with run_lock(folder) as free:
                     if free:
                         run(seed, given.steps, part, folder)

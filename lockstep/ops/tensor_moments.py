@@ -38,8 +38,8 @@ class TensorMoments:
 
     def update(self, rows: Tensor) -> None:
         """Add rows `[N, *shape]`, at least one."""
-        # `[size, N]`, so that each sum is over adjacent numbers: the bits of a column do not depend on how many others
-        # there are, and a tree of observations has those of its flat form.
+        # `[size, N]`: torch sums adjacent numbers in the same order for every number of columns, so a tree of
+        # observations and its flat form get identical statistics.
         columns = rows.to(torch.float64).reshape(len(rows), -1).T.contiguous()
         mean = columns.mean(-1, keepdim=True)
         squares = (columns - mean).square_().sum(-1)
