@@ -655,7 +655,7 @@ ALGORITHM_CASES: dict[str, AlgorithmCase] = {
                 steps=8_000,
                 of_kind={
                     "gru": {"lr": [[0, 1e-2], [3_000, 1e-3], [8_000, 1e-4]], "target_entropy": -3.0},
-                    "attention": {"lr": [[0, 3e-3], [8_000, 1e-4]], "batch_norm": False},
+                    "attention": {"lr": [[0, 3e-3], [8_000, 1e-4]], "batch_norm": False, "unit_norm_weights": False},
                 },
             )
         },
