@@ -41,6 +41,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "critics of the mean": {"training.categorical_critic": False},
     "weights without a norm": {"training.unit_norm_weights": False},
     "no batch normalisation": {"training.batch_norm": False},
+    "neither norms nor batch normalisation": {"training.unit_norm_weights": False, "training.batch_norm": False},
     "rewards as they are, atoms to 1,500": {
         "training.bounded_rewards": False,
         "training.v_min": -1500.0,
