@@ -127,24 +127,25 @@ def table(steps: int) -> str:
     """Return the results as a Markdown table.
 
     The last column is the time relative to the recipe on the same processor, or empty before the recipe has run there.
+    It compares the shortest run of each, since other work on the machine makes runs longer.
     """
     lines = [line for line in lines_of(RUNS) if line["steps"] == steps]
-    recipe: dict[str, list[int]] = {}
+    shortest: dict[tuple[str, str], int] = {}
     for line in lines:
-        if not line["settings"]:
-            recipe.setdefault(line["processor"], []).append(line["seconds"])
+        place = line["part"], line["processor"]
+        shortest[place] = min(line["seconds"], shortest.get(place, line["seconds"]))
     rows = []
     for name in PARTS:
-        of_name = [line for line in lines if line["part"] == name]
-        if of_name:
-            returns = [mean(line["final_returns"]) for line in of_name]
+        returns = [mean(line["final_returns"]) for line in lines if line["part"] == name]
+        if returns:
             times = [
-                line["seconds"] / median(recipe[line["processor"]]) for line in of_name if line["processor"] in recipe
+                seconds / shortest["the recipe", processor]
+                for (part, processor), seconds in shortest.items()
+                if part == name and ("the recipe", processor) in shortest
             ]
             each = ", ".join(f"{value:,.0f}" for value in returns)
-            rows.append(
-                [name, str(len(of_name)), f"{mean(returns):,.0f}", each, f"{median(times):.2f}" if times else ""]
-            )
+            time_ratio = f"{median(times):.2f}" if times else ""
+            rows.append([name, str(len(returns)), f"{mean(returns):,.0f}", each, time_ratio])
     return report.table(["what differs", "seeds", "mean", "each seed", "time"], rows)
 
 
