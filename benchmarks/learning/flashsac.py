@@ -1,13 +1,13 @@
 """What each part of FlashSAC is worth on HalfCheetah: one part off, or one size changed, at a time.
 
-    python benchmarks/learning/flashsac.py run        # 100,000 steps, three seeds of each row
-    python benchmarks/learning/flashsac.py table      # what has run so far, as Markdown
-    python benchmarks/learning/flashsac.py precision  # time of a step in bfloat16 and in float32
+    python benchmarks/learning/flashsac.py run    # 100,000 steps, three seeds of each row
+    python benchmarks/learning/flashsac.py times  # processor time of a step of each row
+    python benchmarks/learning/flashsac.py table  # what has run so far, as Markdown
 
 A run that was stopped continues from its newest checkpoint, and one that has ended is not run again. Several processes
 may share the work: each takes a run that no other has. A run that has ended is a line of
 ``results/flashsac_parts.jsonl``: settings, curve, final returns, and seconds of collecting, learning and evaluating.
-``precision`` adds a line to ``results/flashsac_precision.jsonl``. The recipe's own runs are
+``times`` adds a line to ``results/flashsac_times.jsonl``. The recipe's own runs are
 ``lockstep bench run flashsac HalfCheetah-v5``.
 """
 
@@ -33,7 +33,7 @@ from lockstep.recipes.mujoco import flashsac_mujoco
 from lockstep.tracking.run_folder import RunFolder
 
 RUNS = report.RESULTS / "flashsac_parts.jsonl"
-PRECISION = report.RESULTS / "flashsac_precision.jsonl"
+TIMES = report.RESULTS / "flashsac_times.jsonl"
 ENV = "HalfCheetah-v5"
 FINAL_EPISODES = 40
 PARTS: dict[str, dict[str, Any]] = {
@@ -54,10 +54,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "batch 512": {"training.train_batch_size": 512},
     "half the gradient steps": {"replay.update_per_step": 0.5},
     "twice the gradient steps": {"replay.update_per_step": 2.0},
-    "statistics of (s, a) alone": {"training.joint_batch": False},
     "matrix products in float32": {"framework.mixed_precision": False},
-    "one block": {"rl_module.model_config": {"hiddens": (64,), "critic_hiddens": (64,)}},
-    "101 atoms": {"training.num_atoms": 101},
 }
 """Options that differ from the recipe, by the name of the row."""
 
@@ -123,57 +120,47 @@ def run(seed: int, steps: int, name: str, folder: Path) -> None:
     print(f"{name}, seed {seed}: {mean(line['final_returns']):.0f} in {line['seconds']} s", flush=True)
 
 
-def table(steps: int) -> str:
-    """Return the results as a Markdown table.
+def times(rounds: int = 7, steps: int = 250) -> None:
+    """Print the processor time of an environment step with each row's settings, and add it to the results.
 
-    The last column is the time relative to the recipe on the same processor, or empty before the recipe has run there.
-    It compares the shortest run of each, since other work on the machine makes runs longer.
-    """
-    lines = [line for line in lines_of(RUNS) if line["steps"] == steps]
-    shortest: dict[tuple[str, str], int] = {}
-    for line in lines:
-        place = line["part"], line["processor"]
-        shortest[place] = min(line["seconds"], shortest.get(place, line["seconds"]))
-    rows = []
-    for name in PARTS:
-        returns = [mean(line["final_returns"]) for line in lines if line["part"] == name]
-        if returns:
-            times = [
-                seconds / shortest["the recipe", processor]
-                for (part, processor), seconds in shortest.items()
-                if part == name and ("the recipe", processor) in shortest
-            ]
-            each = ", ".join(f"{value:,.0f}" for value in returns)
-            time_ratio = f"{median(times):.2f}" if times else ""
-            rows.append([name, str(len(returns)), f"{mean(returns):,.0f}", each, time_ratio])
-    return report.table(["what differs", "seeds", "mean", "each seed", "time"], rows)
-
-
-def precision(rounds: int = 9, steps: int = 500) -> None:
-    """Print the processor time of an environment step in bfloat16 and in float32, and add it to the results.
-
-    Each step includes a gradient step. The two runs take turns of `steps` steps. Their first turns, in which updates
-    are compiled, do not count.
+    Each step includes the gradient steps that belong to it. The rows take turns of `steps` steps. Their first turns, in
+    which updates are compiled, do not count.
     """
     trainers = {}
-    for name, mixed in (("bfloat16", True), ("float32", False)):
-        config = config_of(0, (rounds + 1) * steps, {"framework.mixed_precision": mixed})
+    for name, settings in PARTS.items():
+        config = config_of(0, (rounds + 1) * steps, settings)
         config.reporting(steps_per_epoch=steps).evaluation(evaluation_interval=0).replay(learning_starts=steps // 2)
         trainers[name] = iter(config.build_trainer())
     milliseconds: dict[str, list[float]] = {name: [] for name in trainers}
-    for _ in range(rounds + 1):
+    for turn in range(rounds + 1):
+        print(f"turn {turn} of {rounds}", flush=True)
         for name, trainer in trainers.items():
             begin = time.process_time()
             next(trainer)
             milliseconds[name].append(round((time.process_time() - begin) / steps * 1000, 2))
     line = {name: each[1:] for name, each in milliseconds.items()}
-    add_line(PRECISION, {"milliseconds": line})
-    print(", ".join(f"{name}: {report.spread(each, 1)} ms" for name, each in line.items()))
+    add_line(TIMES, {"milliseconds": line})
+    for name, each in line.items():
+        print(f"{name}: {report.spread(each, 1)} ms")
+
+
+def table(steps: int) -> str:
+    """Return the results as a Markdown table. The last column is the newest time, relative to the recipe's."""
+    lines = [line for line in lines_of(RUNS) if line["steps"] == steps]
+    milliseconds = lines_of(TIMES)[-1]["milliseconds"]
+    rows = []
+    for name in PARTS:
+        returns = [mean(line["final_returns"]) for line in lines if line["part"] == name]
+        if returns:
+            ratio = median(milliseconds[name]) / median(milliseconds["the recipe"])
+            each = ", ".join(f"{value:,.0f}" for value in returns)
+            rows.append([name, str(len(returns)), f"{mean(returns):,.0f}", each, f"{ratio:.2f}"])
+    return report.table(["what differs", "seeds", "mean", "each seed", "time"], rows)
 
 
 if __name__ == "__main__":
     parser = report.parser_of(__doc__)
-    parser.add_argument("action", nargs="?", default="table", choices=("run", "table", "precision"))
+    parser.add_argument("action", nargs="?", default="table", choices=("run", "times", "table"))
     parser.add_argument("--part", choices=PARTS, help="the only row to run")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--steps", type=int, default=100_000, help="environment steps")
@@ -181,8 +168,8 @@ if __name__ == "__main__":
     given = parser.parse_args()
     if given.action == "table":
         print(table(given.steps))
-    elif given.action == "precision":
-        precision()
+    elif given.action == "times":
+        times()
     else:
         for seed in range(given.seeds):
             for part in [given.part] if given.part else PARTS:
