@@ -1,4 +1,4 @@
-"""What each part of FlashSAC is worth on HalfCheetah: one part off, or one size changed, at a time.
+"""What each part of FlashSAC is worth on HalfCheetah: the recipe with one or two parts off, or with one size changed.
 
     python benchmarks/learning/flashsac.py run    # 100,000 steps, three seeds of each row
     python benchmarks/learning/flashsac.py times  # processor time of a step of each row
@@ -145,7 +145,7 @@ def times(rounds: int = 7, steps: int = 250) -> None:
 
 
 def table(steps: int) -> str:
-    """Return the results as a Markdown table. The last column is the newest time, relative to the recipe's."""
+    """Return the results as a Markdown table. The last column is the time of a step, relative to the recipe."""
     lines = [line for line in lines_of(RUNS) if line["steps"] == steps]
     milliseconds = lines_of(TIMES)[-1]["milliseconds"]
     rows = []

@@ -82,7 +82,7 @@ def configured(cell: Cell, turned: bool = False) -> Any:
     if cell["memory"] == "attention":
         config.training(lr=3e-3)
     if remembers and has_option(name, "unit_norm_weights"):
-        # FlashSAC learns in 2 to 10 epochs without them; with one or both it takes 8 to more than 64.
+        # Without both FlashSAC learns its cells in 2 to 10 epochs; with one or both it takes 8 to more than 64.
         config.training(unit_norm_weights=False, batch_norm=False)
     if config.is_offline:
         config.offline_data(input_=played(make(), 0.9 if ALGORITHM_CASES[name].imitates else 0.5))
